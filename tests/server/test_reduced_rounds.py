@@ -158,10 +158,16 @@ def test_a_run_of_too_few_clients_waits_and_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "why"), [(10**6, "has 0.00 GB free"), (10**12, os.strerror(errno.ENOSPC))], ids=["too-small", "full"]
+    ("free", "refused", "why"),
+    [
+        (10**6, "", "has 0.00 GB free"),
+        (10**12, "posix_fallocate", os.strerror(errno.ENOSPC)),
+        (10**12, "pwrite", os.strerror(errno.ENOSPC)),
+    ],
+    ids=["too-small", "taken", "full"],
 )
 def test_updates_that_the_disk_does_not_take_end_their_run_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, refused: str, why: str
 ) -> None:
     """Without a reserve a service whose disk is full raises an error; with one it would pause all runs."""
     files = list[Any]()
@@ -174,7 +180,8 @@ def test_updates_that_the_disk_does_not_take_end_their_run_alone(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(reduction_base, "tempfile", SimpleNamespace(TemporaryFile=opened))
-    monkeypatch.setattr(reduction_base, "os", SimpleNamespace(pwrite=refuse))
+    calls = {"posix_fallocate": os.posix_fallocate, "pwrite": os.pwrite, refused: refuse}
+    monkeypatch.setattr(reduction_base, "os", SimpleNamespace(**{name: calls[name] for name in calls if name}))
     monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=free)))
     site = Site(tmp_path, steady({"a": 1.0, "b": 1.4, "c": 2.3}))
     reduced = site.submit(server={"reduce": "median"}, cohort={"late": "drop"}, uplink=RAW)

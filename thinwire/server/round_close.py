@@ -151,7 +151,7 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
     one.fold.close()  # frees the disk space of the old sum
     if again:
         one.fold = new()  # frees the memory of the old sum
-        one.fold = refolded(new, aggregated)
+        refold(one.fold, aggregated)
         if one.fold.fits():
             one.fold.step(one.running.model)
             return closed, capped
@@ -190,12 +190,10 @@ def aggregated_without(
     return fold, spoilers
 
 
-def refolded(new: Callable[[], RoundAggregator], aggregated: Sequence[AggregationDone]) -> RoundAggregator:
-    """Return an aggregator of these updates, added in their order."""
-    fold = new()
+def refold(fold: RoundAggregator, aggregated: Sequence[AggregationDone]) -> None:
+    """Add updates that were aggregated before to an empty aggregator, in their order."""
     for header, frames, discount in aggregated:
         fold.add(header, frames, discount)
-    return fold
 
 
 def where_time_went(

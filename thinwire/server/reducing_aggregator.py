@@ -45,6 +45,8 @@ def new_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> Rou
 class ReducingAggregator(RoundAggregator):
     """Keeps the updates of one round as rows of a file in `folder`."""
 
+    steps_apart = True
+
     def __init__(self, folder: Path, plan: RunPlan, layout: Layout, *more: Any) -> None:
         super().__init__(plan, layout, *more)
         self.reduction = reduction_of(plan.server.reduce)

@@ -34,7 +34,7 @@ from thinwire.store.tables import (
     Checkpoint,
     Client,
     Command,
-    Invitation,
+    InvitationEntry,
     Journal,
     Measure,
     Note,
@@ -143,7 +143,7 @@ class KeptRuns:
         gone = select(Run.run_id).where(Run.deleted_at.is_not(None), Run.finished_at < before)
         for statement in (
             delete(Client).where(Client.run_id.in_(gone)),
-            delete(Invitation).where(Invitation.expires_at < before),
+            delete(InvitationEntry).where(InvitationEntry.expires_at < before),
             delete(Alert).where(Alert.closed_at < before),
             delete(Note).where(Note.at < before),
             delete(Measure).where(Measure.at < before),

@@ -201,7 +201,7 @@ class StockRun:
         from thinwire.server.evaluation import pooled
         from thinwire.server.policy.assignment_terms import work_of
         from thinwire.server.policy.weight_caps import caps_of
-        from thinwire.server.round_close import aggregated_without, refolded
+        from thinwire.server.round_close import aggregated_without, refold
 
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
         model_file = (self.folder / stored.file).read_bytes()
@@ -234,7 +234,7 @@ class StockRun:
             new, found = partial(new, caps=caps), UpdateId.parse(update_id)
             print(f"thinwire: round {number}: {found.device}: {capped_text(capped)}", flush=True)
         if "caps" in new.keywords:
-            fold = refolded(new, list(aggregated.values()))
+            refold(fold := new(), list(aggregated.values()))
         if not fold.fits():
             fold, spoilers = aggregated_without(new, list(aggregated.values()))
             for node in [node for node, (header, _, _) in aggregated.items() if header in spoilers]:

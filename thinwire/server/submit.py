@@ -50,7 +50,8 @@ def submit(
     is for a caller that executes the run itself: it holds the run's lock for that time. `name` is shown to people.
     The command `order`, which made the run, is answered when the run gets its place in the queue.
 
-    A crash meanwhile leaves a row with status `preparing`. Such a run never starts, and `end_abandoned` closes it.
+    A crash meanwhile leaves a row with status `preparing`. A command is carried out again and completes that run. A run
+    without one never starts, and `end_abandoned` closes it.
     """
     found = plan.check(codecs)
     if not found and source == "devices":
@@ -69,7 +70,7 @@ def submit(
     if plan.run.init != "device":
         require_values(params)
     with contextlib.ExitStack() as meanwhile:
-        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name)
+        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name, order=order)
         folder, now = home.run(run_id), time.time()
         (owned or meanwhile).enter_context(own(home.owner(run_id)))
         versions, stored = Versions(folder, travels, home.durable), list[Event]()

@@ -30,7 +30,7 @@ from thinwire.store.database import Database
 from thinwire.store.kept_runs import change_tags
 from thinwire.store.privacy_devices import reported
 from thinwire.store.queries import device_row
-from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, Invitation, Measure, Run, Update
+from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, InvitationEntry, Measure, Run, Update
 
 LOOK_S = 1.0  # longest time for which a change by another process may be missing
 STRANGER_S = 0.1  # the same for a key that may not work yet: whoever was just approved is not refused
@@ -373,7 +373,7 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     places = update(Update).where(Update.instead_of == old, Update.run_id.in_(on_devices))
     connection.execute(places, {"instead_of": new})
     connection.execute(update(Measure).where(Measure.device == old), {"device": new})
-    connection.execute(update(Invitation).where(Invitation.used_by == old), {"used_by": new})
+    connection.execute(update(InvitationEntry).where(InvitationEntry.used_by == old), {"used_by": new})
     row = {"name": new, "change": next_change(connection)}
     connection.execute(update(Device).where(Device.name == old), row)
     act(connection, at, who, new, "rename", f"{WAS}{old}")

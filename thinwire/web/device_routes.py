@@ -130,7 +130,7 @@ def _revoke_access(store: Store, settings: Settings, name: str, order: int | Non
 
 
 @router.get("/invitations")
-def invitations(devices: DevicesDep) -> list[models.Invitation]:
+def invitations(devices: DevicesDep) -> list[models.ListedInvitation]:
     """Return the invitations, without their secrets."""
     return devices.invitations()
 

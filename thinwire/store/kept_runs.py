@@ -140,7 +140,7 @@ class KeptRuns:
         These are devices' sums in runs that are deleted, connections, invitations, closed alerts, refusals,
         measurements, and the address at which a device joined. Actions of persons and the privacy ledger stay.
         """
-        last_invited = select(func.max(InvitationEntry.id)).scalar_subquery()  # the audit log names each by its number, once
+        last_invited = select(func.max(InvitationEntry.id)).scalar_subquery()  # no number is given twice
         gone = select(Run.run_id).where(Run.deleted_at.is_not(None), Run.finished_at < before)
         for statement in (
             delete(Client).where(Client.run_id.in_(gone)),

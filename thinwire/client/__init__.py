@@ -35,15 +35,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.client.task import load_task
+    from thinwire.client.train.context import Context
     from thinwire.client.train.partitions import held_out, own_part
     from thinwire.client.train.protocol import ClientInfo, Split
     from thinwire.client.train.task import LoadedTask
 
-__all__ = ["ClientInfo", "LoadedTask", "Split", "held_out", "load_task", "own_part"]
+__all__ = ["ClientInfo", "Context", "LoadedTask", "Split", "held_out", "load_task", "own_part"]
 
 _WHERE = {
     "LoadedTask": "thinwire.client.train.task",
     "ClientInfo": "thinwire.client.train.protocol",
+    "Context": "thinwire.client.train.context",
     "Split": "thinwire.client.train.protocol",
     "held_out": "thinwire.client.train.partitions",
     "load_task": "thinwire.client.task",

@@ -1,11 +1,12 @@
 """Requests to the worker process and its results: plain values, the socket framing, and the plan's section [local].
 
-The client and its worker exchange a JSON header behind its length, then raw float32 vectors:
+The client and its worker exchange a JSON header behind its length, then raw float32 vectors and named arrays:
 
     4 bytes, little-endian: the header's length | the header | the bytes of each of header["vectors"], counts of float32
+    | the bytes of each of header["arrays"], [name, dtype, shape], where the header has that key (`state.py`)
 
 Invariant: no allocation depends on what the other process claims. A header has at most `MOST_HEADER` bytes, and the
-reader works out the sizes of the vectors from the model's tensors. Nothing is pickled, so neither process can make the
+reader works out the sizes of the vectors from the model's tensors, and arrays have a bound. Nothing is pickled, so neither process can make the
 other execute code.
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Vector = NDArray[np.float32]
+    Arrays = Mapping[str, NDArray[Any]]
     Sums = dict[str, tuple[float, float]]  # of a metric: its sum and its count
     Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, all steps (0: unknown)
 
@@ -59,6 +61,9 @@ class TrainRequest:
 
     `personal` are the tensors that stay on the client: parameters and buffers of request and result are without them.
     `kept` holds their floats, parameters first, and is None for a client that has trained none yet.
+
+    `round`, `version`, `may_report` and `state` are for a task's own train() (`Context`), which may leave at most
+    `max_state_bytes` in its state.
     """
 
     measure: bool
@@ -74,19 +79,25 @@ class TrainRequest:
     private: PrivateSteps | None = None
     personal: tuple[str, ...] = ()
     kept: Vector | None = None
+    round: int = 1
+    version: int = 0
+    may_report: bool = True
+    max_state_bytes: int = 0
+    state: Arrays = field(default_factory=dict)
 
     def after(self, seconds: float) -> TrainRequest:
         """Return the same request with `seconds` less time to train."""
         return self if self.within_s is None else replace(self, within_s=self.within_s - seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the request as JSON without the vectors `shift` and `kept`."""
+        """Return the request as JSON without the vectors `shift` and `kept` and the arrays `state`."""
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters),
             "schedule": vars(self.schedule), "within_s": self.within_s,
             "first": self.first, "private": None if self.private is None else list(self.private),
-            "personal": list(self.personal),
+            "personal": list(self.personal), "round": self.round, "version": self.version,
+            "may_report": self.may_report, "max_state_bytes": self.max_state_bytes,
         }  # fmt: skip
 
     @classmethod
@@ -97,7 +108,8 @@ class TrainRequest:
             dict(raw["counters"]), Schedule(**raw["schedule"]),
             None if raw["within_s"] is None else float(raw["within_s"]), first=bool(raw["first"]),
             private=None if raw["private"] is None else PrivateSteps(*raw["private"]),
-            personal=tuple(map(str, raw["personal"])),
+            personal=tuple(map(str, raw["personal"])), round=int(raw["round"]), version=int(raw["version"]),
+            may_report=bool(raw["may_report"]), max_state_bytes=int(raw["max_state_bytes"]),
         )  # fmt: skip
 
 
@@ -107,7 +119,8 @@ class TrainResult:
 
     `params` and `buffers` belong to the trained model, `sums` to the given one as {name: (sum, count)}. `loss` is (sum,
     count) over the batches trained on; `a` is the FedNova normalizer. `planned` is the number of steps of the whole
-    work, 0 if it is not known. Seconds are measured by this machine's clock; `load_s` are those from the request until
+    work, 0 if it is not known. `reported` are the metrics that a task's own train() reported, as sums and counts, and
+    `state` is what it left in `context.state`; None if it has no train() of its own. Seconds are measured by this machine's clock; `load_s` are those from the request until
     evaluation or training began.
     """
 
@@ -124,20 +137,25 @@ class TrainResult:
     params: Vector | None = None
     buffers: Vector | None = None
     kept: Vector | None = None  # the floats of the personal tensors after training
+    reported: Sums = field(default_factory=dict)
+    state: Arrays | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON without its vectors."""
-        return {name: value for name, value in vars(self).items() if name not in ("params", "buffers", "kept")}
+        """Return the result as JSON without its vectors and arrays."""
+        return {name: value for name, value in vars(self).items() if name not in ("params", "buffers", "kept", "state")}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TrainResult:
         """Parse the JSON of `to_json`; raise KeyError, TypeError or ValueError if it is invalid."""
-        sums = {str(name): (float(total), float(count)) for name, (total, count) in raw["sums"].items()}
+        sums, reported = (
+            {str(name): (float(total), float(count)) for name, (total, count) in raw[kind].items()}
+            for kind in ("sums", "reported")
+        )
         counters = {str(name): int(value) for name, value in raw["counters"].items()}
         loss = (float(raw["loss"][0]), float(raw["loss"][1]))
         return cls(
             sums, float(raw["load_s"]), float(raw["measure_s"]), float(raw["train_s"]), int(raw["examples"]),
-            int(raw["steps"]), float(raw["a"]), loss, int(raw["planned"]), counters,
+            int(raw["steps"]), float(raw["a"]), loss, int(raw["planned"]), counters, reported=reported,
         )  # fmt: skip
 
 
@@ -158,15 +176,20 @@ class FramedSocket:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
-    def send(self, header: Mapping[str, Any], *vectors: Vector) -> None:
-        """Send a header and its vectors."""
-        data = json.dumps({**header, "vectors": [v.size for v in vectors]}, separators=(",", ":")).encode()
+    def send(self, header: Mapping[str, Any], *vectors: Vector, arrays: Arrays | None = None) -> None:
+        """Send a header with its vectors and, if there are any, named arrays as `state.copied` makes them."""
+        header = {**header, "vectors": [v.size for v in vectors]}
+        if arrays is not None:
+            header["arrays"] = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+        data = json.dumps(header, separators=(",", ":")).encode()
         if len(data) > MOST_HEADER:
             raise BadFrame(f"a header of {len(data)} bytes")
         try:
             self.sock.sendall(LENGTH.pack(len(data)) + data)
             for vector in vectors:
                 self.sock.sendall(vector.astype("<f4", "C", copy=False).data.cast("B"))
+            for array in (arrays or {}).values():
+                self.sock.sendall(array.tobytes())
         except (BrokenPipeError, ConnectionResetError) as error:
             raise EOFError from error
 
@@ -195,6 +218,21 @@ class FramedSocket:
             if size:
                 self._exactly(vector.data.cast("B"))
             found.append(vector)
+        return found
+
+    def arrays(self, header: Mapping[str, Any], max_bytes: int) -> dict[str, NDArray[Any]] | None:
+        """Receive the header's arrays, None if it has none; raise `BadFrame` before allocating more than `max_bytes`."""
+        if "arrays" not in header:
+            return None
+        from .state import allocated
+
+        try:
+            found = allocated(header["arrays"], max_bytes)
+        except (ValueError, TypeError) as error:
+            raise BadFrame("arrays that are none") from error
+        for array in found.values():
+            if array.nbytes:
+                self._exactly(array.reshape(-1).view("u1").data)
         return found
 
     def _exactly(self, into: bytearray | memoryview) -> bytearray | memoryview:
@@ -287,8 +325,8 @@ class Local:
 class Carried(NamedTuple):
     """The party that carries out a key of [local] if the task has its own `optimizer()` or its own `train()`.
 
-    The task's function finds the whole section in its argument `local`. `values` are refused even if other values of
-    the key are carried out.
+    The task's optimizer() finds the whole section in its argument `local`, its train() in `context.local`. `values` are
+    refused even if other values of the key are carried out.
     """
 
     optimizer: str
@@ -307,15 +345,15 @@ CARRIED = {
     "optimizer": Carried(THINWIRE, REFUSED),
     "momentum": Carried(REFUSED, REFUSED),
     "weight_decay": Carried(TASK, REFUSED),
-    "schedule": Carried(THINWIRE, REFUSED),
-    "lr_warmup": Carried(THINWIRE, REFUSED),
-    "lr_end": Carried(THINWIRE, REFUSED),
+    "schedule": Carried(THINWIRE, TASK),
+    "lr_warmup": Carried(THINWIRE, TASK),
+    "lr_end": Carried(THINWIRE, TASK),
     "clip_grad": Carried(THINWIRE, REFUSED),
     "prox": Carried(THINWIRE, REFUSED),
     "buffers": Carried(THINWIRE, THINWIRE, ("frozen",)),
     "personal_layers": Carried(THINWIRE, THINWIRE),
-    "partial": Carried(THINWIRE, REFUSED),
-    "overlap": Carried(THINWIRE, REFUSED),
+    "partial": Carried(THINWIRE, TASK),
+    "overlap": Carried(THINWIRE, TASK),
     "durability": Carried(THINWIRE, THINWIRE),
 }
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Local)}

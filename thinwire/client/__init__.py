@@ -9,6 +9,7 @@ Read the files in this order:
     run_state       the state of one run, and its commit to disk
     run_store       the states of all runs, and the plans that this device keeps
     execute         the work of one assignment: its keys, schedule and deadline; evaluate, train, encode
+    first_model     the reply to an assignment to make the first model of a run
     payload         frames to vectors and back, for both directions
     executor        the task in this process or in a worker
     worker_process  the worker: its socket, its watchdog, its Python

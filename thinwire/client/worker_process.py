@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import thinwire
 from thinwire.client.errors import CannotReply
 from thinwire.client.train.errors import Cancelled
-from thinwire.client.train.protocol import BadFrame, FramedSocket
+from thinwire.client.train.framed_socket import BadFrame, FramedSocket
 from thinwire.core.errors import UsageError
 from thinwire.core.log_file import append_all
 from thinwire.core.statedir import private_folder, write_atomically

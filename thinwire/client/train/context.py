@@ -18,7 +18,6 @@ from .protocol import Local
 from .schedule import CONSTANT, REAL, Clock, Schedule, TimeBudget
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .protocol import Sums
@@ -141,12 +140,12 @@ class Context:
                 why="the metrics of one client would tell what the sum or the noise of its update hides",
                 hint="if context.may_report: context.report(...)",
             )
-        mean, weight = as_number(value), as_number(count)
+        mean, weight = (as_number(each.detach() if hasattr(each, "detach") else each) for each in (value, count))
         if mean is None or weight is None:
             _refuse(f"a value that is {given(value)} and a count that is {given(count)}", "both are numbers")
         if not weight >= 0:
             _refuse("a negative count or NaN as count", "it is the number of examples behind the value")
-        if not (isinstance(name, str) and 0 < len(name) <= MAX_METRIC_LETTERS and name.isprintable()):
+        if not _is_name(name):
             _refuse("a name that is not valid", f"an aggregator takes 1 to {MAX_METRIC_LETTERS} printable letters")
         if name not in self._sums and len(self._sums) == MAX_REPORTED:
             _refuse(f"more than {MAX_REPORTED} names", f"an aggregator takes {MAX_REPORTED} metrics of a training")
@@ -169,12 +168,7 @@ class Context:
         local = self.local
         moves = local.schedule != Local.schedule or local.lr_warmup > 0
         needed = (
-            (
-                "lr",
-                moves,
-                f"[local] schedule = {local.schedule!r}",
-                "context.lr(done / total) gives the rate of a step",
-            ),
+            ("lr", moves, "a [local] schedule", "context.lr(done / total) is the learning rate of a step"),
             ("should_stop", local.partial, "[local] partial = true", STOPS),
             ("should_stop", local.overlap is not None, "[local] overlap", STOPS),
         )
@@ -193,6 +187,10 @@ class Context:
 
 
 STOPS = "if context.should_stop(): break, once a step"
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= MAX_METRIC_LETTERS and name.isprintable()
 
 
 def _refuse(what: str, why: str) -> NoReturn:

@@ -166,12 +166,7 @@ def as_number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-    ):  # RuntimeError: a tensor of several, or complex, numbers
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
         return None
 
 

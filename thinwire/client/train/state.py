@@ -26,13 +26,12 @@ DTYPES = tuple(
     for size in sizes
 )
 MAX_ARRAYS, MAX_LETTERS, MAX_DIMENSIONS = 1024, 64, 32
-MIB = 1 << 20
-MAX_STATE_MB = 64  # default of [policy] max_state_mb: 16 M float32, as many as a small network has
+MB = 10**6
 RESERVED = "__metadata__"  # in a safetensors file
 
 
 def copied(state: Any, max_bytes: int) -> dict[str, NDArray[Any]]:
-    """Return a copy of what train() left in `context.state`; numbers become arrays without dimensions.
+    """Return a copy of what train() left in `context.state`, sorted by name; numbers become arrays without dimensions.
 
     Raises `BadTask` for anything else than names and numeric arrays, and for more than `max_bytes`.
     """
@@ -41,11 +40,11 @@ def copied(state: Any, max_bytes: int) -> dict[str, NDArray[Any]]:
     if len(state) > MAX_ARRAYS or not all(map(_is_name, state)):
         why = f"it has at most {MAX_ARRAYS} arrays, with names of 1 to {MAX_LETTERS} printable letters"
         raise _refused("too many arrays, or a name that is not valid", why, "fewer arrays, with short names")
-    found = {name: _as_array(value) for name, value in state.items()}
+    found = {name: _as_array(value) for name, value in sorted(state.items())}  # in a file they have no order
     if (size := sum(array.nbytes for array in found.values())) > max_bytes:
         raise _refused(
             "more than this device keeps",
-            f"{size:,} bytes, and [policy] max_state_mb of client.toml allows {max_bytes / MIB:g} MiB",
+            f"{size:,} bytes, and [policy] max_state_mb of client.toml allows {max_bytes / MB:g} MB",
             "keep less in it, or a larger max_state_mb in client.toml",
         )
     return {name: np.array(array, dtype=array.dtype.newbyteorder("<"), order="C") for name, array in found.items()}
@@ -89,7 +88,7 @@ def allocated(raw: Any, max_bytes: int) -> dict[str, NDArray[Any]]:
 
 
 def are_equal(one: Arrays, other: Arrays) -> bool:
-    """Return True if both have the same names, types, shapes and bits, in the same order."""
-    return described(one) == described(other) and all(
+    """Return True if both have the same names, types, shapes and bits."""
+    return sorted(described(one)) == sorted(described(other)) and all(
         array.tobytes() == other[name].tobytes() for name, array in one.items()
     )

@@ -90,7 +90,7 @@ class TorchTrainer:
         cancelled: Callable[[], bool] = never,
         context: Context | None = None,
     ) -> Trained:
-        """Train the module in place; `context` is what a task's own train() gets.
+        """Train the module in place. A task's own loop gets `context`, or one that knows [local] alone.
 
         After `Cancelled` or `NotFinite` the module is half trained and must not be used.
         """

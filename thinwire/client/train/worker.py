@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import Cancelled, FastExit, Wrong, in_full, kind, place
-from .protocol import ClientInfo, FramedSocket, TrainRequest
+from .framed_socket import FramedSocket
+from .protocol import ClientInfo, TrainRequest
 from .task import LoadedTask, load_task
 
 if TYPE_CHECKING:

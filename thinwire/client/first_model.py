@@ -1,7 +1,9 @@
 """Make the first model of a run: the reply to an `init` assignment.
 
-The model is what the task's `model()` makes from the run's seed, on any device. It is sent whole, without loss, and is
-no update: it waits for no outcome, and the state of the run does not change.
+The model is what the task's `model()` makes from the run's seed, the same on any device. It is sent whole and without
+loss. It is no update: no outcome of it comes, and the state of the run does not change.
+
+Invariant: no data of the device are read.
 """
 
 from __future__ import annotations
@@ -32,15 +34,20 @@ def first_model(
 ) -> Result:
     """Return the first model of a run as a reply; the state does not change.
 
-    The frames are the parameters themselves, as float32.
+    The frames are the parameters themselves, as float32. Raises `CannotReply` if this device's model has other tensors
+    than the run's, and `NonFiniteUpdate` if `model()` makes NaN or infinity.
     """
     assignment, layout = job.assignment, bench.layout
     if assignment.layout_digest != layout.digest:
         raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
     order = TrainRequest(
-        measure=False, train=False, local=Local.of(job.plan.local.model_dump(mode="json")), work=Work(),
-        key=keys.Key(job.plan.run.seed), first=True,
-    )  # fmt: skip
+        measure=False,
+        train=False,
+        local=Local.of(job.plan.local.model_dump(mode="json")),
+        work=Work(),
+        key=keys.Key(job.plan.run.seed),
+        first=True,
+    )
     done = job.do(bench, order, client, np.zeros(layout.size, np.float32), None)
     if done.params is None or not np.isfinite(done.params).all():
         raise NonFiniteUpdate("the first model holds NaN or infinity", why="model() makes it so")

@@ -1,7 +1,7 @@
-"""The third argument of a task's own `train(model, data, context)`: what plan, round and device ask of the training.
+"""The third argument of a task's own `train(model, data, context)`: what plan, round and device require of a training.
 
 Thinwire cannot look into such a loop. So a key of [local] that the loop must carry out is allowed, and `require_used`
-fails the assignment if the loop never asked for it: `lr()` for a schedule, `should_stop()` for partial work and
+fails the assignment if the loop never called it: `lr()` for a schedule, `should_stop()` for partial work and
 overlap.
 """
 
@@ -75,7 +75,7 @@ class Context:
     is_out_of_time: bool = field(init=False, default=False)
     _sums: dict[str, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
     _used: set[str] = field(init=False, default_factory=set, repr=False)
-    _asked_at: float | None = field(init=False, default=None, repr=False)
+    _called_at: float | None = field(init=False, default=None, repr=False)
 
     def lr(self, progress: float) -> float:
         """Return the learning rate by the plan's schedule at a position in this training, from 0 to 1.
@@ -102,8 +102,8 @@ class Context:
         """
         self._used.add("should_stop")
         self.is_cancelled = self.is_cancelled or self.control.cancelled()
-        now, before = self.control.clock.now(), self._asked_at
-        self._asked_at = now
+        now, before = self.control.clock.now(), self._called_at
+        self._called_at = now
         if self.control.budget is not None and (self.done or before is not None):
             step_s = 0.0 if before is None else now - before
             budget = self.control.budget
@@ -164,7 +164,7 @@ class Context:
         }
 
     def require_used(self) -> None:
-        """Raise `BadTask` if the plan asks for something that only train() can do, and it never asked for it."""
+        """Raise `BadTask` if the plan needs what only train() can do, and train() never called it."""
         local = self.local
         moves = local.schedule != Local.schedule or local.lr_warmup > 0
         needed = (

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from tests.support.small_task import plan_of, task_of
+from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import simulate
@@ -45,16 +46,22 @@ def test_each_client_has_a_state_of_its_own(tmp_path: Path) -> None:
     assert all("train/times" in event.header["metrics"] for event in events if isinstance(event, UpdateAccepted))
 
 
-def test_the_same_states_in_several_processes(tmp_path: Path) -> None:
-    file = tmp_path / "task.py"
-    file.write_text(
-        "from tests.simulation.test_own_training import own_rounds as train\n"
-        "from tests.support.small_task import cross_entropy as loss, linear as model, task_of\n"
-        "data = task_of().module.data\n"
-    )
-    plan = plan_of("[cohort]\nclients = 2", run="rounds = 4\nseed = 3")
-    one, two = (simulate(f"small={file}", plan, clients=4, processes=count) for count in (1, 2))
-    assert [row["train/times"] for row in one.client_records()] == [row["train/times"] for row in two.client_records()]
+def test_under_masks_the_state_stays_with_its_client_and_nothing_is_reported() -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def train(model: nn.Module, data: Any, context: Any) -> int:
+        assert not context.may_report
+        context.state["times"] = context.state.get("times", 0) + 1
+        seen.append((context.site, context.round, int(context.state["times"])))
+        return len(data)
+
+    secure = "[secure]\nenabled = true\nmax_dropout = 0.25\nmax_corrupt = 0.25\n"
+    cohort = '[cohort]\nclients = 4\nlate = "drop"\ndeadline_s = 60\n'
+    text = '[run]\ntask = "small"\nrounds = 2\nevaluate = "off"\n[local]\nlr = 0.1\nsteps = 2\nbuffers = "local"\n'
+    history = simulate(task_of(train=train), RunPlan.parse(text + cohort + secure), clients=4)
+    assert [row.reason for row in history.rounds] == ["all"] * 2
+    assert sorted(seen) == [(f"sim-{n}", number, number) for n in range(4) for number in (1, 2)]
+    assert [row.train_metrics for row in history.rounds] == [{}, {}]
 
 
 def test_the_example_learns_with_a_loop_of_its_own() -> None:

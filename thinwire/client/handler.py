@@ -28,11 +28,11 @@ from thinwire.client.execute import (
     TakeBase,
     Trained,
     encoded,
-    first_model,
     trained_finite,
     work,
 )
 from thinwire.client.executor import Executor, InProcessExecutor
+from thinwire.client.first_model import first_model
 from thinwire.client.outbox import OutcomeHandler, PipelineState
 from thinwire.client.personal import bench_for
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
@@ -238,8 +238,7 @@ class AssignmentHandler:
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock),
-            began,
+            self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock), began, self.gate.max_state_bytes,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
@@ -336,6 +335,7 @@ class AssignmentHandler:
         onto = replace(
             state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, replica=new.replica,
             replica_version=new.replica_version, pending=outbox.without(new.pending, void), personal=new.personal,
+            context=new.context,
         )  # fmt: skip
         make = encoded if assignment.secure is None else self.rounds.encode
         return self._commit(assignment, folder, make(job, found, onto, layout))

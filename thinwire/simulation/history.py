@@ -86,14 +86,15 @@ class History:
         return [row.metrics.get(metric) for row in self.rounds]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one flat row for each round: its figures, the bytes of all clients, and the metrics of the model it
-        made.
+        """Return one flat row for each round: its figures, the bytes of all clients, the metrics of the model it made,
+        and as `train/NAME` those of its training.
         """
         return [
             {
                 "round": row.round, "reason": row.reason, "codec": row.codec, "selected": len(row.selected),
                 "aggregated": len(row.aggregated), "late": row.late, "dropped": row.dropped, "failed": row.failed,
                 "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down, **row.metrics,
+                **{f"train/{name}": value for name, value in row.train_metrics.items()},
             }
             for row in self.rounds
         ]  # fmt: skip

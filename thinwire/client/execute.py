@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.downlink import ModelReplica
 from thinwire.client import outbox, payload

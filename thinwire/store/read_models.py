@@ -186,6 +186,7 @@ class PointRow(Measured):
     until_s: float | None
     until_payload: int | None
     spread: dict[str, list[float]]
+    train_metrics: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)

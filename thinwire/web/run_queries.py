@@ -325,7 +325,7 @@ def _round(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.Round:
 def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
     """Return a round as a line of a table."""
     own = {name: getattr(row, name) for name in round_schemas.RoundLine.model_fields if hasattr(row, name)}
-    own |= {**_sums(row, run), **_epsilons(row.round, spent)}
+    own |= {**_sums(row, run), **_epsilons(row.round, spent), "metrics": _curves(row)}
     return round_schemas.RoundLine(**{**own, "selected": len(row.selected)}, closing=closing(row, _least(row, run)))
 
 
@@ -333,9 +333,15 @@ def _point(row: PointRow) -> round_schemas.CurvePoint:
     """Return a point of the run's curves, in six significant figures: more are not drawn."""
     return round_schemas.CurvePoint.model_construct(  # a page has hundreds
         round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
-        metrics={name: _short(value) for name, value in row.metrics.items()},
+        metrics={name: _short(value) for name, value in _curves(row).items()},
         spread={name: list(map(_short, ends)) for name, ends in row.spread.items()}, clipped=row.clipped,
     )  # fmt: skip
+
+
+def _curves(row: RoundRow | PointRow) -> dict[str, float]:
+    """Return the metrics of a measured round, and behind them those of the training that led to it."""
+    trained = {f"train/{name}": value for name, value in row.train_metrics.items()}
+    return {**row.metrics, **trained} if row.metrics else {}
 
 
 def _short(value: float) -> float:

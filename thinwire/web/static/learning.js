@@ -39,7 +39,8 @@ export const Learning = ({ run, opened, lines, points, news }) => {
 const metricNames = (run, rounds) => {
   const found = new Set([...Object.keys(run.metrics0), ...rounds.flatMap((r) => Object.keys(r.metrics))]);
   const first = ["accuracy", "loss"].filter((name) => found.has(name) || found.size === 0);
-  return [...first, ...[...found].filter((name) => !first.includes(name)).sort()];
+  const rest = [...found].filter((name) => !first.includes(name)).sort();
+  return [...first, ...rest.filter((name) => !name.startsWith("train/")), ...rest.filter((name) => name.startsWith("train/"))];
 };
 
 const OneCurve = ({ name, run, rounds, by }) => {

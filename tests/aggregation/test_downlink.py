@@ -151,7 +151,7 @@ def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "spec", ["qsgd(4)", "ternary", "randk(0.1)", "natural", "drive", "eden(2)", "sign", "stc(0.1)"]
+    "spec", ["qsgd(4)", "ternary", "randk(0.1)", "natural", "drive", "eden(2)", "eden(0.3)", "sign", "stc(0.1)"]
 )
 def test_the_replica_follows_a_model_that_stands_still(spec: str) -> None:
     """Also codecs that are unbiased by themselves: they encode the downlink as inside a residual."""

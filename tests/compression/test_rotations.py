@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 import numpy as np
 import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
-from thinwire.compression import Unbiased, native, parse
+from thinwire.compression import Codec, Contractive, Unbiased, feedback, native, parse
 from thinwire.compression.codecs.drive_eden import ERRORS, LEVELS, Drive, Eden
+from thinwire.compression.feedback import ef21
 from thinwire.compression.rotation import (
     bits_beyond,
     block_sizes,
@@ -91,6 +93,22 @@ def test_below_one_bit_a_normal_vector_takes_the_bits_and_gets_the_error_that_it
     y = bound.decode(payload).astype(np.float64)
     assert np.square(y - x).sum() / np.square(x).sum() == pytest.approx(bound.kind.omega, rel=0.05)
     assert y @ x / (x @ x) == pytest.approx(1, abs=1e-4)  # the scale makes it so, in each block
+
+
+@pytest.mark.parametrize("rate", ["0.1", "0.6"])
+def test_below_one_bit_a_scale_divided_by_1_and_omega_contracts(rate: str) -> None:
+    x = np.random.default_rng(3).standard_normal(1 << 17).astype(np.float32)
+    bound = parse(f"eden({rate})").bind(layout_of(x.size)).under_feedback()
+    assert isinstance(bound.kind, Contractive)
+    left = bound.decode(bound.encode(x, bound.init(), Key(1)).payload).astype(np.float64) - x
+    assert np.square(left).sum() / np.square(x).sum() == pytest.approx(1 - bound.kind.delta, rel=0.01)
+
+
+@pytest.mark.parametrize("around", [feedback, ef21])
+def test_below_one_bit_a_residual_of_a_client_is_refused(around: Callable[[Codec], Codec]) -> None:
+    for spec in ("eden(0.1)", 'layers("a"=int8; *=topk(0.5) > eden(0.3))'):
+        with pytest.raises(CodecError, match="loses accuracy"):
+            around(parse(spec)).bind(layout_of(600))
 
 
 @pytest.mark.parametrize("t, bits, omega", [(1.6, 0.61, 1.23), (2.0, 0.31, 2.90), (2.5, 0.11, 9.11)])

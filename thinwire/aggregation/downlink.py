@@ -57,7 +57,7 @@ def require_downlink(spec: str) -> None:
             why = "it is no contraction: the replica would move away from the model from change to change"
         else:
             continue
-        raise CodecError(f"{chain.spec!r} cannot carry the downlink", why=why, hint="topk(0.05) > int8")
+        raise CodecError(f"{chain.spec!r} cannot carry the downlink", why=why, hint="eden(0.3)")
 
 
 @dataclass(frozen=True)

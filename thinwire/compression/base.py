@@ -191,8 +191,7 @@ class Compressor(Coder):
     def decompress(self, data: bytes | memoryview, most: int) -> bytes:
         """Return the decompressed bytes; raise ValueError for invalid data.
 
-        It may stop at `most` bytes. It must always end, and must not allocate more than `most` bytes for data that
-        claims to be larger.
+        It always ends, may stop at `most` bytes, and allocates no more for data that claims to be larger.
         """
 
 
@@ -205,12 +204,13 @@ class Quantizer(Step):
 
     `bits` is the size of a packed symbol; symbols of fewer than 8 bits are signed. If `seeded`, the decoder needs the
     word too, and the frame carries it. If `entropy_coded`, symbols have at most 8 bits and always pass through `rans`,
-    which the spec leaves out. The defaults are symbols of a byte or less and a float32 scale for each bucket.
+    which the spec leaves out. Unless it `gains_by_residual`, it is refused with feedback on clients.
     """
 
     role: ClassVar[Role] = "quantizer"
     seeded: ClassVar[bool] = False
     entropy_coded: ClassVar[bool] = False
+    gains_by_residual: ClassVar[bool] = True
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
 

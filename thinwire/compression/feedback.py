@@ -52,7 +52,7 @@ from thinwire.compression.base import (
     shrinkage,
     shrunk,
 )
-from thinwire.compression.chain import SegmentedCodec
+from thinwire.compression.chain import Chain, SegmentedCodec
 from thinwire.compression.native import require_vector, require_writable
 from thinwire.compression.vector_ops import AddDecoded, Memory
 from thinwire.core.errors import CodecError
@@ -117,6 +117,7 @@ class Feedback:
         """Return the bound codec with feedback; raise CodecError if its residual would diverge."""
         bound = inside(self.inner, layout)
         require_contraction(self.spec, bound.kind)
+        require_gain(bound)
         return BoundFeedback(bound, layout, self.momentum, self.masked)
 
 
@@ -152,6 +153,17 @@ def require_contraction(spec: str, kind: ErrorBound) -> None:
             why="it is no contraction: what is left over can be larger than what was given",
             hint='[uplink] feedback = "none", or a codec that contracts: int8',
         )
+
+
+def require_gain(bound: SegmentedCodec | OtherCodec) -> None:
+    """Raise CodecError if a client's residual would lose accuracy around one of the quantizers."""
+    for group in (group for groups in getattr(bound, "groups", ()) for group in groups):
+        if isinstance(group.chain, Chain) and not group.chain.quantizer.gains_by_residual:
+            raise CodecError(
+                f"feedback around {group.chain.quantizer.spec!r} loses accuracy",
+                why="it is unbiased by itself, and most of an update would wait in the residual for later rounds",
+                hint='[uplink] feedback = "none"',
+            )
 
 
 @dataclass(frozen=True)
@@ -246,6 +258,7 @@ class Ef21:
                 hint='[uplink] feedback = "classic"',
             )
         require_contraction(self.spec, bound.kind)
+        require_gain(bound)
         return BoundEf21(bound, layout)
 
 

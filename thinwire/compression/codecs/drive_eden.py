@@ -22,16 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import (
-    Contractive,
-    ErrorBound,
-    FusedQuantizer,
-    Scales,
-    Symbols,
-    Unbiased,
-    shrinkage,
-    shrunk,
-)
+from thinwire.compression.base import ErrorBound, FusedQuantizer, Scales, Symbols, Unbiased, shrinkage, shrunk
 from thinwire.compression.codecs import read_number, read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
 from thinwire.compression.codecs.pack_zstd import SparseSymbols
@@ -274,12 +265,14 @@ class SparseEden(Eden):
     the mean is exact over uniform rotations, and for normal values omega = p / (4 phi(t)^2) - 1. On blocks of fewer
     than about 1 / p values more is sent than b says.
 
-    There is no state, and error feedback is refused: omega is above 1, so a residual would hold noise.
+    There is no state. A client's residual was measured to lose accuracy (docs/explain/codecs.md), so feedback refuses
+    it. On the downlink, where every version is sent, the scale is divided by 1 + omega as that of `Eden` is.
     """
 
     width: int = 2
     rate: Decimal = Decimal("0.1")
     entropy_coded: ClassVar[bool] = True
+    gains_by_residual: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
@@ -297,10 +290,6 @@ class SparseEden(Eden):
     def omega(self) -> float:
         """Return the variance on normal values, p / (4 phi(t)^2) - 1."""
         return variance_beyond(threshold(self.rate))
-
-    def kind(self) -> ErrorBound:
-        """Return the error bound; inside error feedback that of no contraction, which is refused."""
-        return Contractive(0.0) if self.fed_back else Unbiased(self.omega)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
         super().check(symbols, scales)

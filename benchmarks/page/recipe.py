@@ -85,9 +85,9 @@ def filled(recipe: Recipe, path: Path) -> Path:
     return path
 
 
-def fill(store: Store, recipe: Recipe) -> Teller:
-    """Record the recipe's run."""
-    run = Teller.begin(store, recipe)
+def fill(store: Store, recipe: Recipe, at: float = BEGAN) -> Teller:
+    """Record the recipe's run, which begins at this wall clock."""
+    run = Teller.begin(store, recipe, at)
     while run.round < recipe.rounds:
         run.whole_round()
     run.open()
@@ -115,19 +115,19 @@ class Teller:
     draw: random.Random = field(default_factory=lambda: random.Random(21))
 
     @classmethod
-    def begin(cls, store: Store, recipe: Recipe) -> Teller:
+    def begin(cls, store: Store, recipe: Recipe, at: float = BEGAN) -> Teller:
         """Enrol the clients and start the run."""
         names = [f"pi-{number:04d}" for number in range(1, recipe.known + 1)]
         for name in names:
             key = hashlib.sha256(name.encode()).hexdigest()
             store.roster.enrol(name, key, b"key of " + name.encode(), "loopback")
-            store.roster.seen(Hello(name, "p1", (REPORT,), {"thinwire": "0.1.0", "python": "3.11.2"}), BEGAN)
+            store.roster.seen(Hello(name, "p1", (REPORT,), {"thinwire": "0.1.0", "python": "3.11.2"}), at)
         text = f'[run]\ntask = "digits"\nrounds = {recipe.rounds + 4000}\n[local]\nlr = 0.5\nsteps = 50\n'
         run_id = store.create_run("digits", RunPlan.parse(text), LAYOUT, REPORT)
-        run = cls(store, recipe, run_id, names)
-        model = ModelStored(BEGAN, 0, "a1" * 32, "v000000.model", [("full/0", DENSE, "00" * 32)])
-        status = RunStatusChanged(BEGAN, "queued", "queued")
-        store.record(run_id, [status, model, RunStatusChanged(BEGAN, "running", "round 1")])
+        run = cls(store, recipe, run_id, names, at)
+        model = ModelStored(at, 0, "a1" * 32, "v000000.model", [("full/0", DENSE, "00" * 32)])
+        status = RunStatusChanged(at, "queued", "queued")
+        store.record(run_id, [status, model, RunStatusChanged(at, "running", "round 1")])
         return run
 
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from hashlib import sha256
 
 from tests.support.api_answers import DEVICES, LAYOUT, REPORT, Told
 from thinwire.core.events import (
@@ -32,7 +33,7 @@ def new_run(
 
 def add_devices(store: Store, names: list[str], at: float) -> None:
     for name in names:
-        store.roster.enrol(name, f"{abs(hash(name)):064x}"[:64], b"key of " + name.encode(), "loopback")
+        store.roster.enrol(name, sha256(name.encode()).hexdigest(), b"key of " + name.encode(), "loopback")
         store.roster.seen(
             Hello(name, "p1", (REPORT,), {"thinwire": "0.1.0", "python": "3.11.2", "torch": "2.13.0"}), at
         )

@@ -16,6 +16,7 @@ from thinwire.core.events import (
     UpdateAggregated,
 )
 from thinwire.core.fleet import TaskReport
+from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.protocol import without_facts
@@ -73,14 +74,15 @@ class PrivateStory:
     plan: str = PRIVATE
     facts: Facts = field(default_factory=Facts)
     source: str = "devices"
+    layout: Layout = LAYOUT
     run_id: str = ""
     round: int = 0
     version: int = 0
 
     def __post_init__(self) -> None:
         self.parsed = RunPlan.parse(self.plan)
-        report = TaskReport("digits", codecs=("eden",), layout_digest=LAYOUT.digest)
-        self.run_id = self.store.create_run("digits", self.parsed, LAYOUT, report, source=self.source)  # type: ignore[arg-type]  # a str
+        report = TaskReport("digits", codecs=("eden",), layout_digest=self.layout.digest)
+        self.run_id = self.store.create_run("digits", self.parsed, self.layout, report, source=self.source)  # type: ignore[arg-type]  # a str
         stored = ModelStored(self.at, 0, "aa", "v0.model", [("full/0", 32, "ff")])
         begun = RunStatusChanged(self.at + 1, "running", "is running")
         self.store.record(self.run_id, [stored, RunStatusChanged(self.at, "queued", "is queued"), begun])
@@ -100,7 +102,7 @@ class PrivateStory:
             *(ClientSelected(self.at, self.round, device, sent[device], 1000) for device in devices),
         ]
         if self.is_private:
-            release = noise_plan(self.parsed, LAYOUT.model_size, len(devices)).release.to_json()
+            release = noise_plan(self.parsed, self.layout.model_size, len(devices)).release.to_json()
             opened.append(PrivacyReserved(self.at, self.round, self.population, release, list(devices)))
         self.store.record(self.run_id, opened)
         if closes:

@@ -22,6 +22,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import TaskReport
 from thinwire.core.formatting import Reason
+from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.serialization import reply_to_json
@@ -62,6 +63,7 @@ class SecureStory:
     store: Store
     at: float = 1_700_000_000.0
     plan: str = SECURE
+    layout: Layout = LAYOUT
     run_id: str = ""
     round: int = 0
     version: int = 0
@@ -71,8 +73,11 @@ class SecureStory:
     sequences: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        plan, report = RunPlan.parse(self.plan), TaskReport("digits", codecs=("int8",), layout_digest=LAYOUT.digest)
-        self.run_id = self.store.create_run("digits", plan, LAYOUT, report)
+        plan, report = (
+            RunPlan.parse(self.plan),
+            TaskReport("digits", codecs=("int8",), layout_digest=self.layout.digest),
+        )
+        self.run_id = self.store.create_run("digits", plan, self.layout, report)
         stored = ModelStored(self.at, 0, "aa", "v0.model", [("full/0", 32, "ff")])
         begun = RunStatusChanged(self.at + 1, "running", "is running")
         self.store.record(self.run_id, [stored, RunStatusChanged(self.at, "queued", "is queued"), begun])

@@ -300,20 +300,17 @@ def test_alerts_are_read_and_acknowledged_through_the_api(page: TestClient, stor
 
 @pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (420, "dark")])
 def test_the_page_shows_what_is_wrong_and_takes_an_acknowledgement(store: Store, look: Open, width: int, scheme: Any):
-    store.alerts.update([Condition("disk", "", "the disk of the state directory has 3 MB free", "free some space")])
-    store.alerts.update(
-        [
-            Condition("disk", "", "the disk of the state directory has 3 MB free", "free some space"),
-            Condition("no-progress", "digits-1", "digits-1: no round has closed for 40 min", "runs show --why"),
-        ]
-    )
-    store.alerts.update([Condition("disk", "", "the disk of the state directory has 3 MB free", "free some space")])
+    disk = Condition("disk", "", "the disk of the state directory has 3 MB free, which is little", "free some space")
+    quiet = Condition("no-progress", "digits-1", "digits-1: no round has closed for 40 min", "runs show --why")
+    for found in ([disk], [disk, quiet], [disk]):
+        store.alerts.update(found)
     with showing(store.url, None) as shown:
         page = look(shown.url, "alerts", viewport={"width": width, "height": 900}, color_scheme=scheme)
         expect(page.get_by_role("link", name="Alerts")).to_contain_text("1 not acknowledged")
         expect(page.locator("#closed-alerts")).to_contain_text("digits-1")
         assert axe(page) == []
         assert overflow(page) == 0
+        assert page.locator("#open-alerts .scroll").evaluate("(e) => e.scrollWidth - e.clientWidth") == 0
         page.get_by_role("button", name="Acknowledge: the disk").click()
         expect(page.locator("#open-alerts")).to_contain_text("machine")
         expect(page.get_by_role("link", name="Alerts")).not_to_contain_text("not acknowledged")

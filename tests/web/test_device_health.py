@@ -13,9 +13,12 @@ from starlette.testclient import TestClient
 from tests.support.browsing import Open, axe
 from tests.support.filled_fleet import a_fleet, fingerprint, hello, there
 from tests.support.filled_store import twelve_rounds
+from tests.support.private_story import PrivateStory
+from tests.support.secure_story import SecureStory
 from tests.support.serving import Shown
 from tests.web.test_api import get
 from thinwire.core.events import DeviceOffline, DeviceOnline
+from thinwire.reports.secure_rounds import MASKED, PRIVATE
 from thinwire.store import Store, UpdateRow
 from thinwire.web import device_health
 
@@ -75,6 +78,13 @@ def test_the_share_online_follows_a_device_through_its_rename(page: TestClient, 
     store.roster.rename("ward-4", "ward-5")
     shares = [row["online"] for row in get(page, "devices/ward-5/health")["rows"]]
     assert shares[-4:-1] == [None, 0.75, 1.0]
+
+
+def test_each_reason_why_figures_are_not_known_is_named_once(page: TestClient, store: Store):
+    twelve_rounds(store)
+    for story in (PrivateStory(store), SecureStory(store), SecureStory(store)):
+        story.play()
+    assert get(page, "devices/pi-01/health?until=1700000100")["not_known"] == f"{MASKED}; {PRIVATE}"
 
 
 def test_a_rate_is_measured_by_large_transfers_only():

@@ -67,6 +67,7 @@ def test_one_can_log_out_on_a_phone(store: Store, served: Shown, look: Open, wid
     expect(page.locator(".badge")).to_be_visible()
     leave = page.get_by_role("button", name="Log out")
     expect(leave).to_be_in_viewport(ratio=1.0)
+    expect(page.get_by_role("link", name="Audit")).to_be_in_viewport(ratio=1.0)
     assert (axe(page), overflow(page)) == ([], 0)
     leave.click()
     expect(page.get_by_label("Code")).to_be_visible()

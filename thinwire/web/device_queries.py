@@ -104,7 +104,7 @@ class Devices:
         hidden = {why_not_known(self._store.run(run_id)) for run_id in {one.run_id for one in updates}} - {""}
         changes = self._changes(info)
         return models.Health(
-            device=name, span=span, read_since=read_since, not_known=" ".join(sorted(hidden)),
+            device=name, span=span, read_since=read_since, not_known="; ".join(sorted(hidden)),
             rows=rows_of(span, until, changes, updates[:MOST_READ], read_since or 0.0),
         )  # fmt: skip
 

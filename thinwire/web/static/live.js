@@ -79,7 +79,7 @@ export const stoodStill = (news) => (news.reached ? (news.aggregator === "gone" 
 
 let paused = false;
 
-/** Do `act`, after which what the page shows has another address: until then nothing is read at the old one. */
+/** Do `act`, after which what is shown has another address: until then nothing is read at the old one. */
 export async function withoutReading(act) {
   paused = true;
   try {

@@ -7,40 +7,42 @@ Invariant: a committed reply moves the values once. What does not commit (a fail
 assignment that was answered before) moves nothing, and no outcome moves them back: they are not part of any update.
 With overlap they follow the order of training, as the module's counters do.
 
-When a run ends, its values move to `personal/RUN.safetensors` in the client's folder, where they stay until the owner
-deletes that file or the device leaves.
+When a run ends, its values move to a file of their own (client/personal_files.py). `starting_values` finds them again:
+for a run that got more rounds after its end, and for a run that begins with the model of another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save
 
 from thinwire.client.errors import CannotReply
+from thinwire.client.personal_files import ended_values, values_of
 from thinwire.core.errors import PlanError
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.personal_layers import kept_floats, personal_tensors, shared_layout
+from thinwire.core.plan_names import named_model
 from thinwire.core.records import replace
-from thinwire.core.statedir import private_folder, write_atomically
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
+    from thinwire.client.calls import Say
     from thinwire.client.executor import Executor
     from thinwire.client.train.protocol import ClientInfo, Tell, TrainRequest, TrainResult
     from thinwire.core.fleet import TaskReport
     from thinwire.core.plan import RunPlan
-    from thinwire.core.types import Vector
+    from thinwire.core.types import Assignment, Vector
 
     Arrays = Mapping[str, NDArray[Any]]
 
-MAX_RUNS = 64  # that have ended, of all tasks of a client
-FOLDER = "personal"  # in the client's folder: a file for each run that has ended
+RESHAPED = "of another shape"  # the state of which `ReplyHeader.lost` reports the loss
+FIRST = "0"  # the model of `run:ID@0`
 OWN_METRIC = "eval/personal"  # share of the evaluated examples that saw trained personal layers of their client
 
 
@@ -126,15 +128,47 @@ def arrays_of(vector: Vector | None, tensors: tuple[Tensor, ...]) -> dict[str, N
     return found
 
 
-def put_aside(folder: Path, run: str, arrays: Arrays) -> None:
-    """Keep the values of a run that has ended, until the owner deletes them; a second call changes nothing.
+@dataclass(frozen=True)
+class StartingValues:
+    """The personal values with which an assignment begins, None for those of `model()`.
 
-    At most `MAX_RUNS` files stay, the ones written last, so that an aggregator cannot fill the disk with ended runs.
+    `lost` is `RESHAPED` if there were values that do not fit the model, and "" otherwise.
     """
-    if not arrays:
-        return
-    private_folder(folder / FOLDER)
-    write_atomically(folder / FOLDER / f"{run}.safetensors", save(dict(arrays)))
-    files = sorted((folder / FOLDER).glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-MAX_RUNS]:
-        path.unlink(missing_ok=True)
+
+    vector: Vector | None = None
+    lost: str = ""
+
+
+def starting_values(
+    tensors: tuple[Tensor, ...], committed: Arrays, folder: Path | None, assignment: Assignment, init: str, say: Say
+) -> StartingValues:
+    """Return the values with which an assignment begins: the `committed` ones of its run, once there are any.
+
+    Before that, a run that got more rounds after its end goes on with the values of its end. A run whose `[run] init`
+    is `run:ID` begins with the last values of run ID on this device; one that begins with the first model of ID does
+    not. Values of other tensors or shapes are not used, and their loss is reported.
+    """
+    if not kept_floats(tensors):
+        return StartingValues()
+    found = (assignment.run, committed) if committed else _values_before(folder, assignment, init)
+    if found is None:
+        return StartingValues()
+    run, arrays = found
+    if (vector := vector_of(arrays, tensors)) is None:
+        say(f"{assignment.run}: the personal layers of {run} have other tensors or shapes; they begin again")
+        return StartingValues(lost=RESHAPED)
+    if not committed:
+        say(f"{assignment.run}: the personal layers begin with those of {run}")
+    return StartingValues(vector)
+
+
+def _values_before(folder: Path | None, assignment: Assignment, init: str) -> tuple[str, Arrays] | None:
+    """Return the run and the values with which a run begins that has committed none; None for those of `model()`."""
+    if folder is None:
+        return None
+    ended, origin = ended_values(folder, assignment.run), named_model(init)
+    if ended is not None and ended.identity == assignment.identity:
+        return assignment.run, ended.arrays
+    if origin is None or origin[1] == FIRST or (other := values_of(folder, origin[0])) is None:
+        return None
+    return origin[0], other.arrays

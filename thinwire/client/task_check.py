@@ -41,6 +41,7 @@ from thinwire.client.train.trainer import TorchTrainer
 from thinwire.compression import parse
 from thinwire.core import prng
 from thinwire.core.errors import PlanError, TaskError, ThinwireError
+from thinwire.core.personal_layers import shared_model
 
 if TYPE_CHECKING:
     from thinwire.client.train.protocol import ClientInfo, Split
@@ -130,14 +131,16 @@ def _rehearse(bench: TaskRuntime, split: Split, plan: RunPlan, initial: Initial)
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
     trained = TorchTrainer(task, assigned(plan, 1)).train(module, split.train, Work(1, size), KEY)
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
+    globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, bench.places)
+    shared, change, buffers, _ = shared_model(layout, globs, change, buffers, {})
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
-    spec, travels = rungs(plan.uplink)[0], travels_of(plan, layout)
+    spec, travels = rungs(plan.uplink)[0], travels_of(plan, shared)
     held = np.resize(base, travels.size)  # the vector behind the model is as large as the model
     news = Downlink(travels, plan.downlink.codec, held).publish(held + np.resize(change, travels.size))
     payloads = _encoded(plan, spec, change, travels)
     mean = WeightedMean(parse(spec).bind(travels), travels)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
-    parts, _ = payload.packed(payloads, travels, tensors.read_buffers(module, bench.places))
+    parts, _ = payload.packed(payloads, travels, buffers)
     began = time.perf_counter()
     TorchTrainer(task, assigned(plan, STEPS)).train(module, split.train, Work(STEPS, size), Key(3))
     step_s = (time.perf_counter() - began) / STEPS
@@ -155,7 +158,7 @@ def _rehearse(bench: TaskRuntime, split: Split, plan: RunPlan, initial: Initial)
         before, after, initial.left_out, task.optional("train") is not None,
         {name: total / n for name, (total, n) in sums.items() if n}, counted_once if measured > 1 else [], measured,
         step_s, peak_bytes(), spec,
-        sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, layout.size * 4,
+        sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, shared.size * 4,
     )  # fmt: skip
 
 

@@ -120,6 +120,15 @@ def test_what_a_device_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest
     assert whole_model(device.home, "small-3").version == "3"
 
 
+def test_with_durability_exit_the_values_are_there_when_the_client_has_saved_them(tmp_path: Path) -> None:
+    device = Device(tmp_path, f'{FEDPER}\ndurability = "exit"')
+    session = device.train(1)
+    with pytest.raises(NotFound, match="its client has them in memory"):
+        whole_model(device.home, RUN)
+    session.save(device.said.append)
+    assert whole_model(device.home, RUN).version == "0"
+
+
 def test_a_full_disk_keeps_the_shared_layers_before_and_fails_no_assignment(tmp_path: Path) -> None:
     device = Device(tmp_path)
     device.train(1)

@@ -25,6 +25,7 @@ from thinwire.aggregation.mean import counters as counted
 from thinwire.aggregation.mean import float_values, kept_type
 from thinwire.client import outbox, payload
 from thinwire.client.run_state import (
+    MARK,
     NOT_KNOWN,
     STATE,
     Arrays,
@@ -196,7 +197,9 @@ def whole_model(folder: Path, run: str) -> WholeModel:
     values = values_of(folder, run)
     if values is None:
         why, hint = "its plan has none, or nothing was trained here", _at_aggregator(run)
-        if _shared_path(folder, run).exists():
+        if (folder / "runs" / run / MARK).exists():
+            why, hint = 'its client has them in memory ([local] durability = "exit")', "stop the client first"
+        elif _shared_path(folder, run).exists():
             why, hint = "no training of it has ended here yet", "again after its next round"
         raise NotFound(f"{run} has no personal layers on this device", why=why, hint=hint)
     try:

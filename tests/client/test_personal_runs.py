@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fleet_words import until
 from tests.support.small_task import normed, plan_of, task_of
 from thinwire.client.agent import serve
 from thinwire.client.personal_files import kept_runs, values_of, whole_model
@@ -93,6 +94,7 @@ def test_values_go_on_after_an_extension_and_into_a_run_that_begins_with_the_mod
     site.drive(first)
     later = site.run(site.plan(init=f"run:{first}"))
     fresh = site.run(site.plan(seed=1))
+    until(lambda: site.said.count(f"{fresh} is over") == len(NAMES))
     site.end()
     assert set(site.personal(first)[1:]) == {1.0}, "also in the round after the extension"
     assert set(site.personal(later)) == {1.0}

@@ -160,7 +160,7 @@ class SharedModels:
         if is_durable:
             write_atomically(path, data)
         else:
-            draft = path.with_name(f".{path.name}")
+            draft = path.with_suffix(".draft")  # no `*.safetensors`: a crash may leave it
             write_unsynced(draft, data)
             draft.replace(path)
         _keep_latest(path.parent, MAX_MODELS)

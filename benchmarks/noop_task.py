@@ -25,5 +25,5 @@ def loss(module: nn.Module, _batch: Any) -> torch.Tensor:
     return next(module.parameters()).sum()
 
 
-def train(_module: nn.Module, _data: Any, _local: Any) -> int:
+def train(_module: nn.Module, _data: Any, _context: Any) -> int:
     return 1

@@ -40,7 +40,7 @@ def loss(module: nn.Module, _batch: Any) -> torch.Tensor:
     return next(module.parameters()).sum()
 
 
-def train(module: nn.Module, _data: Any, _local: Any) -> int:
+def train(module: nn.Module, _data: Any, _context: Any) -> int:
     """Wait, and change every parameter; return the number of examples."""
     time.sleep(float(os.environ.get(WAIT, "0")))
     with torch.no_grad():

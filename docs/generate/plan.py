@@ -43,9 +43,11 @@ def _own_functions() -> str:
     """Who carries out each key of [local] where the task has its own optimizer() or train()."""
     said = (
         "### Keys of [local] with a task's own functions\n\n"
-        "A task's own `optimizer(params, local)` and `train(model, data, local)` get the whole section as `local`. "
-        "*The function* means that your code carries the key out. *Refused* means that `task check`, `sim`, `run` and "
-        "the device refuse any value but the default: nobody could say that it was carried out. A task that has an "
+        "A task's own `optimizer(params, local)` gets the whole section as `local`, and its `train(model, data, "
+        "context)` gets it as `context.local`. *The function* means that your code carries the key out. *Refused* "
+        "means that `task check`, `sim`, `run` and the device refuse any value but the default: nobody could say "
+        "that it was carried out. A `train()` that never calls `context.lr()` fails if the plan has a schedule, "
+        "and one that never calls `context.should_stop()` fails with `partial` or `overlap`. A task that has an "
         '`optimizer()` and no `train()` needs `optimizer = "task"`. A `batch` that is not the default must be the '
         "batch size of a `DataLoader` that `data(client)` gives."
     )

@@ -15,7 +15,7 @@ PUBLIC = {
     "thinwire": ("simulate",),
     "thinwire.simulation": ("History", "RunFailed"),
     "thinwire.core.events": ("RoundClosed", "Evaluated"),
-    "thinwire.client": ("ClientInfo", "Split", "held_out", "own_part"),
+    "thinwire.client": ("ClientInfo", "Context", "Split", "held_out", "own_part"),
     "thinwire.aggregation": ("Reduction", "CoordinateWise", "Combination", "ServerOptimizer"),
     "thinwire.compression": ("parse",),
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +17,13 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation import UpdateRows, reduction_base
 from thinwire.aggregation.reductions import reduction_of, reductions
-from thinwire.core.errors import CodecError
+from thinwire.core.disk_reserve import FREE_BYTES
+from thinwire.core.errors import CodecError, ThinwireError
+from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.types import Vector
 
 SPECS = ("median", "trimmed(0.2)", "trimmed(2)", "krum(1)", "multi-krum(1, 3)", "geometric-median", "clipped(3)")
+PAGE = 4096  # bytes, the least that a file takes on the disk
 Updates = NDArray[np.float32]
 
 
@@ -121,6 +126,24 @@ def test_it_reads_no_more_than_it_needs() -> None:
     assert np.array_equal(rows.combined(weights), drawn(0, 5, 100)[2])
     krum.reduce(rows)
     assert len(krum.chosen) == 1
+
+
+def test_two_rounds_never_count_on_the_same_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with space for five updates beside what stays free, and two rounds of three each."""
+    first, second = rounds = [UpdateRows(tmp_path, PAGE // FLOAT_BYTES) for _ in range(2)]
+
+    def usage(folder: Path) -> SimpleNamespace:
+        taken = sum(os.fstat(one._file.fileno()).st_blocks * 512 for one in rounds if one._file is not None)
+        return SimpleNamespace(free=FREE_BYTES + 5 * PAGE - taken)
+
+    monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=usage))
+    first.allocate(3)
+    with pytest.raises(ThinwireError, match="reduce keeps 3 decoded updates"):
+        second.allocate(3)
+    second.allocate(2)
+    second.close()
+    first.close()
+    second.allocate(3)
 
 
 @pytest.mark.parametrize(

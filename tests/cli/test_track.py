@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_task import plan_of, task_of
-from thinwire.cli.runs.track import Row, follow, start_follower, values
+from thinwire.cli.runs.track import Row, alone, follow, start_follower, values
 from thinwire.client import ClientInfo
-from thinwire.core.errors import UsageError
+from thinwire.core.errors import Refused, UsageError
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import run_sim
 from thinwire.store import RunRow, Store
@@ -129,3 +129,20 @@ def test_an_unknown_tracker_and_one_that_is_not_installed_are_refused(tmp_path: 
     with pytest.raises(UsageError, match="wandb is not installed") as refused:
         start_follower("small-1", "wandb", tmp_path)
     assert refused.value.hint == "pip install wandb"
+
+
+def test_a_second_follower_of_a_run_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    """The follower of a simulation outlives its kill -9, and the same command starts another one."""
+    with alone(tmp_path, "small-1", "tensorboard", "boards"):
+        with (
+            pytest.raises(Refused, match="another process copies small-1 to tensorboard"),
+            alone(tmp_path, "small-1", "tensorboard", str(Path("boards").absolute())),
+        ):
+            raise AssertionError("two followers copy each round")
+        with (
+            alone(tmp_path, "small-1", "tensorboard", "elsewhere"),
+            alone(tmp_path, "small-2", "tensorboard", "boards"),
+        ):
+            pass
+    with alone(tmp_path, "small-1", "tensorboard", "boards"):
+        pass

@@ -222,7 +222,7 @@ def normed_frozen() -> RunPlan:
     ("task", "data", "what"),
     [
         (task_of(normed), examples(), "BatchNorm"),
-        (task_of(train=lambda model, data, local: 3), examples(), "its own train()"),
+        (task_of(train=lambda model, data, context: 3), examples(), "its own train()"),
         (task_of(), DataLoader(examples(), 4), "DataLoader"),
         (task_of(lambda: nn.Linear(4, 2)), examples(), "10 trained parameters"),
     ],

@@ -24,9 +24,9 @@ OTHER: dict[str, Any] = {  # a value of each key that is not its default
     "clip_grad": 1.0, "prox": 0.1, "buffers": "local", "personal_layers": ["w*"], "partial": True,
     "overlap": {"max_delay": 1}, "durability": "exit",
 }  # fmt: skip
-WHOLE = task_of(train=lambda model, data, local: len(data))
+WHOLE = task_of(train=lambda model, data, context: len(data))
 OWN_OPTIMIZER = task_of(optimizer=lambda params, local: torch.optim.SGD(params, local.lr))
-IGNORED_BY_TRAIN = ("accumulate", "clip_grad", "momentum", "prox", "schedule")  # as it was before there was a table
+IGNORED_BY_TRAIN = ("accumulate", "clip_grad", "momentum", "prox", "weight_decay")  # as it was before there was a table
 
 
 def test_every_key_of_the_section_takes_a_stand() -> None:
@@ -61,7 +61,7 @@ def test_a_plan_that_selects_what_train_would_not_do_is_refused_before_a_run(key
 @pytest.mark.parametrize("key", IGNORED_BY_TRAIN)
 def test_a_device_whose_own_train_would_not_do_it_fails_the_assignment_before_it_reads_data(tmp_path, key: str) -> None:
     read: list[Any] = []
-    task = task_of(train=lambda model, data, local: 3, data=read.append)
+    task = task_of(train=lambda model, data, context: 3, data=read.append)
     aggregator = Aggregator(tmp_path, task, plan_of(f"{key} = {OTHER[key]!r}"))
     failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
     assert isinstance(failure, Failure)

@@ -152,7 +152,7 @@ def test_a_tensor_that_stands_in_the_graph_of_the_order_before_stands_in_none(na
 
 
 def test_a_train_of_the_tasks_own_is_named_where_it_changes_a_frozen_tensor() -> None:
-    def train(model: Any, data: Any, local: Any) -> int:
+    def train(model: Any, data: Any, context: Any) -> int:
         model.base.weight.data.zero_()
         return 24
 
@@ -173,7 +173,7 @@ def test_several_changed_tensors_are_named_up_to_three() -> None:
 
 
 def test_a_train_that_leaves_layers_in_another_type_does_not_reach_the_next_client() -> None:
-    def train(model: Any, data: Any, local: Any) -> int:
+    def train(model: Any, data: Any, context: Any) -> int:
         model.norm.double()
         return 24
 
@@ -184,7 +184,7 @@ def test_a_train_that_leaves_layers_in_another_type_does_not_reach_the_next_clie
 
 
 def test_a_train_that_takes_a_tensor_out_of_the_model_is_refused_by_its_name() -> None:
-    def train(model: Any, data: Any, local: Any) -> int:
+    def train(model: Any, data: Any, context: Any) -> int:
         model.out = nn.Linear(4, 7)
         return 24
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 from torch import nn
 
-from tests.support.small_task import RUN, Aggregator, normed, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, plan_of, task_of
 from tests.support.trained_elsewhere import Elsewhere
 from thinwire.client.execute import Begun, Trained
 from thinwire.client.handler import AssignmentHandler
@@ -182,20 +182,6 @@ def test_values_of_another_shape_begin_again_and_the_reply_says_so(tmp_path: Pat
     assert reply.lost == ""
 
 
-def test_a_run_that_gets_more_rounds_after_its_end_goes_on_with_its_values(tmp_path: Path) -> None:
-    aggregator = device(tmp_path)
-    (before,) = trained(aggregator, 1)
-    session = aggregator.session()
-    session.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
-    extended = still(tmp_path)
-    reply, _ = extended.answer(session := extended.session(), extended.assign(3, references_from=3))
-    assert kept(session)[1] == before[1]
-    assert (reply.lost, reply.metrics["eval/personal"]) == ("", (6.0, 6.0))
-    other = extended.assign(4, identity="b" * 16)
-    reply, _ = extended.answer(extended.session(), other)
-    assert reply.metrics["eval/personal"] == (0.0, 6.0), "another run of the same name has no part in them"
-
-
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_run_that_begins_with_the_model_of_another_one_begins_with_its_values(tmp_path: Path, is_over: bool) -> None:
     first = device(tmp_path)
@@ -219,13 +205,56 @@ def test_a_run_that_begins_with_the_model_of_another_one_begins_with_its_values(
     assert (reply.lost, len(values["3.bias"])) == (RESHAPED, 4)
 
 
-def test_another_run_of_the_same_name_puts_the_values_of_the_earlier_one_aside(tmp_path: Path) -> None:
+def values_in(file: Path) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in load_file(file).items()}
+
+
+def test_a_run_that_goes_on_after_its_end_goes_on_with_its_values(tmp_path: Path) -> None:
+    """An extended run, or one that newer runs had displaced: before, its clients began again with those of model()."""
     aggregator = device(tmp_path)
-    aggregator.answer(session := aggregator.session(), aggregator.assign(1, identity="a" * 16))
+    session = aggregator.session()
+    aggregator.answer(session, aggregator.assign(1, identity="first"))
     before = kept(session)[1]
-    aggregator.answer(session, aggregator.assign(1, identity="b" * 16))
-    found = load_file(tmp_path / "device" / FOLDER / f"{RUN}.safetensors")
-    assert {name: array.tolist() for name, array in found.items()} == before
+    session.stop(aggregator.assign(2, kind="stop", identity="first").assignment, aggregator.said.append)
+    assert kept(session)[1] == {}
+    reply, _ = aggregator.answer(aggregator.session(), aggregator.assign(3, kind="evaluate", identity="first"))
+    assert reply.metrics["eval/personal"] == (6.0, 6.0)
+    aggregator.answer(session := aggregator.session(), aggregator.assign(4, identity="first"))
+    assert kept(session)[1] not in ({}, before)
+    session.stop(aggregator.assign(5, kind="stop", identity="first").assignment, aggregator.said.append)
+    assert [path.name for path in (tmp_path / "device" / FOLDER).iterdir()] == [f"{RUN}.safetensors"]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["after-its-end", "without-its-end"])
+def test_another_run_of_the_same_id_neither_takes_nor_replaces_them(tmp_path: Path, is_told: bool) -> None:
+    """An aggregator that was installed again numbers its runs from one; its predecessor may never have said the end."""
+    aggregator = device(tmp_path)
+    aggregator.answer(session := aggregator.session(), aggregator.assign(1, identity="first"))
+    before = kept(session)[1]
+    if is_told:
+        session.stop(aggregator.assign(2, kind="stop", identity="first").assignment, aggregator.said.append)
+    reply, _ = aggregator.answer(session := aggregator.session(), aggregator.assign(2, identity="second"))
+    assert reply.metrics["eval/personal"] == (0.0, 6.0), "it begins with those of model()"
+    after = kept(session)[1]
+    session.stop(aggregator.assign(3, kind="stop", identity="second").assignment, aggregator.said.append)
+    folder = tmp_path / "device" / FOLDER
+    assert values_in(folder / f"{RUN}.safetensors") == before
+    assert values_in(folder / f"{RUN}.1.safetensors") == after != before
+
+
+def test_a_training_that_leaves_no_number_in_a_personal_layer_fails_and_moves_nothing(tmp_path: Path) -> None:
+    """The loss is finite, and so are the shared tensors; a committed infinity would stay on the device for good."""
+    aggregator = device(tmp_path, FEDBN)
+    (before,) = trained(aggregator, 1)
+
+    def loss(model: Any, batch: Any) -> Any:
+        inputs, targets = batch
+        return cross_entropy(model, (inputs * 1e25, targets))
+
+    broken = device(tmp_path, FEDBN, loss=loss)
+    reply, _ = broken.answer(broken.session(), broken.assign(2))
+    assert isinstance(reply, Failure) and reply.kind == "non-finite"
+    assert kept(aggregator.session()) == before
 
 
 def test_globs_that_match_nothing_half_of_a_tied_weight_or_everything_are_refused() -> None:

@@ -60,7 +60,8 @@ def by_name(model: nn.Module, batch: Any) -> torch.Tensor:
 def test_a_trainer_that_indexes_its_data_passes_the_check_as_it_trains_on_a_device(tmp_path) -> None:
     assigned: list[Any] = []
 
-    def train(model: nn.Module, data: Any, local: Any) -> int:
+    def train(model: nn.Module, data: Any, context: Any) -> int:
+        local = context.local
         assigned.append(local.steps)
         assert Trainer(model, data, local.lr, local.batch, local.steps).train() == local.steps
         return len(data)
@@ -81,8 +82,8 @@ def test_a_trainer_that_indexes_its_data_passes_the_check_as_it_trains_on_a_devi
 def test_a_plan_in_epochs_assignments_train_for_one_at_most(text: str) -> None:
     assigned: list[Any] = []
 
-    def train(model: nn.Module, data: Any, local: Any) -> int:
-        assigned.append(local.epochs)
+    def train(model: nn.Module, data: Any, context: Any) -> int:
+        assigned.append(context.local.epochs)
         return len(data)
 
     rehearse(task_of(train=train), ClientInfo(), plan_of(text))
@@ -104,7 +105,7 @@ def test_a_loader_reaches_the_tasks_functions_as_it_is(own: bool) -> None:
         seen.add(type(batch[0]))
         return cross_entropy(model, (torch.as_tensor(batch[0]), batch[1]))
 
-    def train(model: nn.Module, data: Any, local: Any) -> int:
+    def train(model: nn.Module, data: Any, context: Any) -> int:
         assert data is loader
         return 24
 
@@ -182,11 +183,11 @@ def ce(model: nn.Module, batch: Any) -> torch.Tensor:
         ("metrics", lambda m, b: {"accuracy": ("1", "2")}, "gave a tuple of 2 (str, str) as 'accuracy'", SUMS),
         ("metrics", lambda m, b: {"accuracy": (m(b[0]), 2)}, "gave a tuple of 2 (Tensor, int) as 'accuracy'", SUMS),
         ("metrics", lambda m, b: {"accuracy": (1, -2)}, "gave a negative count as 'accuracy'", SUMS),
-        ("train", lambda m, d, own: None, "train(model, data, local) gave None", "return len(data)"),
-        ("train", lambda m, d, own: 0, "train(model, data, local) gave 0", "return len(data)"),
-        ("train", lambda m, d, own: 12.0, "gave a float", "return len(data)"),
-        ("train", lambda m, d, own: (24, 0.5), "gave a tuple of 2 (int, float)", "return len(data)"),
-        ("train", lambda m, d, own: 10**5000, "gave more than 2^53", "return len(data)"),
+        ("train", lambda m, d, c: None, "train(model, data, context) gave None", "return len(data)"),
+        ("train", lambda m, d, c: 0, "train(model, data, context) gave 0", "return len(data)"),
+        ("train", lambda m, d, c: 12.0, "gave a float", "return len(data)"),
+        ("train", lambda m, d, c: (24, 0.5), "gave a tuple of 2 (int, float)", "return len(data)"),
+        ("train", lambda m, d, c: 10**5000, "gave more than 2^53", "return len(data)"),
         ("optimizer", lambda p, own: None, "optimizer(params, local) gave None", SGD),
         ("optimizer", lambda p, own: torch.optim.SGD, "gave the class SGD", SGD),
         ("optimizer", lambda p, own: (torch.optim.SGD(p, 0.1), None), "gave a tuple of 2 (SGD, NoneType)", SGD),
@@ -219,7 +220,7 @@ def test_a_function_that_gives_something_else_is_told_what_it_gave_and_what_to_w
 
 @pytest.mark.parametrize("count", [np.int64(24), torch.tensor(24)])
 def test_a_count_may_be_numpys_or_torchs(count: Any) -> None:
-    assert rehearse(task_of(train=lambda model, data, local: count), ClientInfo(), plan_of()).own_train
+    assert rehearse(task_of(train=lambda model, data, context: count), ClientInfo(), plan_of()).own_train
 
 
 def test_a_list_of_examples_is_data() -> None:

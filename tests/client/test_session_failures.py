@@ -79,7 +79,7 @@ def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path
 
 
 def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
-    def train(model, data, local):
+    def train(model, data, context):
         with torch.no_grad():
             model.weight[0, 0] = torch.inf
         return 3
@@ -90,7 +90,7 @@ def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
 
 
 def test_a_change_as_large_as_float32_can_hold_is_still_an_answer_that_can_be_sent(tmp_path):
-    def train(model, data, local):
+    def train(model, data, context):
         with torch.no_grad():
             model.weight += 1e30
         return 3

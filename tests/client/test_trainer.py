@@ -236,7 +236,7 @@ def test_a_task_may_bring_its_optimizer_or_its_whole_loop():
     with pytest.raises(BadTask, match="no optimizer"):
         trained('optimizer = "task"')
 
-    def train(model, data, local):
+    def train(model, data, context):
         with torch.no_grad():
             model.bias += 1
         return len(data)

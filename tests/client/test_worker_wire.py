@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.train.protocol import LENGTH, MOST_HEADER, BadFrame, FramedSocket
+from thinwire.client.train.framed_socket import LENGTH, MOST_HEADER, BadFrame, FramedSocket
 from thinwire.client.worker_process import Interpreter, WorkerDied, WorkerProcess, died
 
 FLOATS = np.arange(5, dtype=np.float32)

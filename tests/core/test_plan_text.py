@@ -25,6 +25,10 @@ PLANS = (
         '[run]\ntask = "t"\n[local]\nlr = 1\n[secure]\nenabled = true\nmetrics = { loss = 10.0 }\nrotate = 1024\n'
         '[privacy]\nmode = "distributed"\nclip = 1\nnoise_multiplier = 1\npopulation = "ward \\"3\\"\\n"'
     ),
+    (  # left out, its delta would be 1 / (10 clients)
+        '[run]\ntask = "t"\n[local]\nlr = 1\n[cohort]\nclients = 40000\n'
+        '[privacy]\nmode = "central"\nclip = 1\nnoise_multiplier = 1\ndelta = 1e-5'
+    ),
 )
 
 
@@ -41,3 +45,8 @@ def test_the_text_has_only_keys_that_differ_from_their_default():
 
 def test_a_key_that_is_no_bare_word_is_in_quotes():
     assert toml({"*.bias": "fp16", "a-b_1": 1}) == '{ "*.bias" = "fp16", a-b_1 = 1 }'
+
+
+def test_a_private_plan_leaves_out_the_delta_that_follows_from_its_clients() -> None:
+    text = '[run]\ntask = "t"\n\n[cohort]\nclients = 40000\n\n[local]\nlr = 1.0\n\n[privacy]\nmode = "central"\n'
+    assert plan_text(RunPlan.parse(text)) == text

@@ -307,6 +307,14 @@ def test_a_delta_that_is_left_out_is_at_most_a_tenth_of_one_over_clients_or_reco
     assert RunPlan.from_json(made.to_json()) == made
 
 
+@pytest.mark.parametrize("digits", [20, 400])
+def test_more_clients_than_64_bits_can_count_are_refused_before_a_delta_is_computed_from_them(digits: int) -> None:
+    """An integer of 400 digits is no float: comparing it with the delta raised OverflowError in who read the plan."""
+    for mode in ('"central"', '"off"'):
+        with pytest.raises(PlanError, match="clients = 9999"):
+            plan(privacy__mode=mode, privacy__delta=None, cohort__clients="9" * digits)
+
+
 def test_the_plan_check_follows_the_table_of_codecs_in_the_docs() -> None:
     page = Path(__file__).parents[2] / "docs" / "explain" / "differential-privacy.md"
     rows = [line.strip("| \n").split(" | ") for line in page.read_text().splitlines() if line.startswith("| central |")]

@@ -178,6 +178,19 @@ def test_an_update_that_was_lost_goes_back_into_the_residual() -> None:
     assert np.any(residuals[2])
 
 
+def test_a_second_strategy_of_an_app_begins_without_the_residual_of_the_first() -> None:
+    """It knows of no update that came. So it called the last one lost, and what that had brought was sent once more."""
+    wire = Wire(trained())
+    arrays = run(wrap(FedAvg(), "topk(0.1)"), wire, rounds=3)
+    second = wrap(FedAvg(), "topk(0.1)")
+    for number in (1, 2):
+        messages = second.configure_train(number, arrays, ConfigRecord(), wire)  # type: ignore[arg-type]
+        found, _ = second.aggregate_train(number, wire.send_and_receive(messages))
+        assert found is not None
+        arrays = found
+        assert bool(wire.contexts[11].state.array_records["thinwire.before"]) == (number > 1)
+
+
 @pytest.mark.parametrize("spec", ["topk(0.1) > int8 > rice", "eden(1)", "powersgd(2)"])
 def test_a_message_that_is_answered_twice_gives_the_same_bits_twice(spec: str) -> None:
     """A SuperNode that was killed between its answer and its delivery trains again."""
@@ -276,13 +289,18 @@ def test_a_frame_that_is_none_leaves_out_its_client_only(caplog: pytest.LogCaptu
     hostile: list[dict[str, Any]] = [
         {"frames": [b"x" * 40]}, {"frames": []}, {"frames": 3}, {"records": ["other"] * 3}, {"records": 7},
         {"arrays": ["w", "seen", "w"]}, {"shapes": ["3000,2", "1", "100000000"]}, {"dtypes": ["float32"] * 3},
+        {"records": ["arrays"] * 600, "arrays": ["w"] * 600, "dtypes": ["float32"] * 600, "shapes": ["3000,2"] * 600},
         {"frames": [frames_of(replies[0])[0][:-1]]},
     ]  # fmt: skip
     honest = dict(replies[0].content.config_records[OURS])
     for change in hostile:
         replies[0].content[OURS] = ConfigRecord({**honest, **change})
+        tracemalloc.start()
         with caplog.at_level(logging.WARNING, "thinwire.flower"):
             failed, *others = strategy._decoded(replies)  # type: ignore[attr-defined]
+            taken = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert taken < 5e6, f"{change.keys()} ask for more memory than the model has"
             assert failed.has_error() and failed.metadata.src_node_id == replies[0].metadata.src_node_id
             assert not any(one.has_error() for one in others), "the other clients' updates count"
         assert f"the update of node {replies[0].metadata.src_node_id} is left out" in caplog.text
@@ -311,7 +329,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "clips on the clients",
     ),
     (lambda: wrap(DifferentialPrivacyServerSideFixedClipping(FedXgbBagging(), 1.0, 1.0, 2)), "sends trees"),
-    (lambda: wrap(FedAvg(), down="topk(0.1)"), "no state on either end"),
+    (lambda: wrap(FedAvg(), down="topk(0.1)"), "a codec that keeps no state"),
     (lambda: wrap(FedAvg(), "topq(0.1)"), "topq"),
     (lambda: mod("nothing"), "nothing"),
 ]
@@ -348,6 +366,7 @@ def test_two_codecs_and_client_side_clipping_are_refused_on_the_client() -> None
     (message, *_) = strategy.configure_train(1, model(), ConfigRecord(), wire)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the strategy expects int8"):
         mod("topk(0.1)")(message, wire.contexts[11], unreached)
+    assert list(run(wrap(FedAvg(), "topk(0.10)>int8"), Wire(trained(), client=mod("topk(0.1) > int8")), 1))
     message.content["secaggplus_configs"] = ConfigRecord({"stage": "setup"})
     with pytest.raises(UsageError, match="secaggplus_mod"):
         mod()(message, wire.contexts[11], unreached)

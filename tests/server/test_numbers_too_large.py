@@ -18,7 +18,7 @@ from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.aggregator import MAX_MEAN, RoundAggregator
 from thinwire.server.model_store import Versions
-from thinwire.server.round_close import AggregationDone, aggregated_without
+from thinwire.server.round_close import AggregatedUpdate, aggregated_without
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates
 
@@ -90,7 +90,7 @@ def test_one_devices_change_leaves_what_the_downlink_sends_finite(tmp_path: Path
 def test_of_updates_that_fit_alone_and_not_together_the_later_is_dropped() -> None:
     """A late update counts with its discount, but all of its examples: in a mean it may fit behind others alone."""
     plan = RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0, "steps": 1}})
-    fold, state = RoundAggregator(plan, NORMED, "identity"), list[AggregationDone]()
+    fold, state = RoundAggregator(plan, NORMED, "identity"), list[AggregatedUpdate]()
     bound = parse("identity").bind(NORMED)
     for name, change, examples in (("a", 0.9, 10), ("b", 1.05, 10), ("c", 1.2, 10), ("d", 0.1, 10)):
         frame = bound.encode(np.full(40, change * MAX_MEAN, np.float32), {}, Key(0)).payload

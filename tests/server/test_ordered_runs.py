@@ -15,9 +15,11 @@ from tests.server.test_run_notices import serves
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core import disk_reserve
 from thinwire.core.errors import PlanError, Refused, TaskError, ThinwireError
+from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
 from thinwire.server.ordered_runs import first_model, start
+from thinwire.server.run_end import close_undriven, end_abandoned
 from thinwire.store import START_RUN
 from thinwire.store.task_layouts import known_task
 
@@ -91,11 +93,21 @@ def test_an_order_is_carried_out_once_also_if_the_aggregator_dies_before_the_run
         patched.setattr(bench.store, "record", dies)
         with pytest.raises(KeyboardInterrupt):
             start(bench.store, bench.home, order)
-    assert bench.store.commands.result(number) is None
+    assert (bench.store.commands.result(number), bench.store.run("toy-2").status) == (None, "preparing")
+    end_abandoned(bench.store, bench.home)  # as each command line does that lists runs
     serves(bench, 30.0)
-    assert bench.store.commands.result(number) == {"done": True, "run_id": "toy-3"}
-    statuses = {row.run_id: row.status for row in bench.store.runs()}
-    assert statuses == {bench.run_id: "done", "toy-2": "failed", "toy-3": "done"}
+    assert bench.store.commands.result(number) == {"done": True, "run_id": "toy-2"}
+    assert {row.run_id: row.status for row in bench.store.runs()} == {bench.run_id: "done", "toy-2": "done"}
+
+
+def test_an_order_is_refused_after_a_person_stopped_its_run_before_it_was_in_the_queue(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three())
+    number = ordered(bench)
+    run_id = bench.store.create_run("toy", RunPlan.from_json(PLAN), LAYOUT, REPORT, order=number)
+    close_undriven(bench.store, run_id, RunStatusChanged(1.0, "stopped", "stopped by a person", 10))
+    with pytest.raises(Refused, match=f"{run_id} is stopped"):
+        start(bench.store, bench.home, bench.store.commands.pending()[0])
+    assert [row.run_id for row in bench.store.runs()] == [run_id, bench.run_id]
 
 
 @pytest.mark.parametrize("allow", [[], ["/elsewhere/*"]])

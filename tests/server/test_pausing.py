@@ -9,6 +9,7 @@ import pytest
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.server import command_queue
+from thinwire.store import RunRow, Store
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +77,26 @@ def test_a_run_that_waits_for_devices_can_be_paused(tmp_path: Path) -> None:
     site.store.commands.add("pause-run", run_id)
     site.serve(seconds=10.0)
     assert site.store.run(run_id).status == "paused"
+
+
+def test_a_reply_that_waits_for_a_paused_run_costs_no_read_at_each_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, steady({"a": 1.0, "slow": 100.0}))
+    run_id = site.submit(cohort={"deadline_s": 10})
+    pausing(site, run_id, closed=1)
+    site.serve(seconds=30.0)
+    read, reads = Store.run, list[str]()
+
+    def counted(store: Store, name: str) -> RunRow:
+        reads.append(name)
+        return read(store, name)
+
+    monkeypatch.setattr(Store, "run", counted)
+    site.serve(seconds=300.0)
+    (kept,) = site.fleet.spool.headers()
+    assert kept.update_id.device == "slow"
+    assert len(reads) < 200, "two hundred seconds have 800 polls"
+    site.store.commands.add("stop-run", run_id)
+    site.serve(seconds=30.0)
+    assert not site.fleet.spool.headers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from tests.support.normed import NORMED, normed, three_honest
 from tests.support.server_bench import Bench
 from tests.support.several_runs import Site, steady
-from thinwire.aggregation import reduction_base
+from thinwire.aggregation import CoordinateWise, reduction_base
+from thinwire.aggregation.reduction_base import Rows
 from thinwire.cli.runs.progress import Teller
 from thinwire.cli.runs.render import capping
 from thinwire.core import RunPlan
@@ -158,10 +160,16 @@ def test_a_run_of_too_few_clients_waits_and_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "why"), [(10**6, "has 0.00 GB free"), (10**12, os.strerror(errno.ENOSPC))], ids=["too-small", "full"]
+    ("free", "refused", "why"),
+    [
+        (10**6, "", "has 0.00 GB free"),
+        (10**12, "posix_fallocate", os.strerror(errno.ENOSPC)),
+        (10**12, "pwrite", os.strerror(errno.ENOSPC)),
+    ],
+    ids=["too-small", "taken", "full"],
 )
 def test_updates_that_the_disk_does_not_take_end_their_run_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, refused: str, why: str
 ) -> None:
     """Without a reserve a service whose disk is full raises an error; with one it would pause all runs."""
     files = list[Any]()
@@ -174,7 +182,8 @@ def test_updates_that_the_disk_does_not_take_end_their_run_alone(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(reduction_base, "tempfile", SimpleNamespace(TemporaryFile=opened))
-    monkeypatch.setattr(reduction_base, "os", SimpleNamespace(pwrite=refuse))
+    calls = {"posix_fallocate": os.posix_fallocate, "pwrite": os.pwrite, refused: refuse}
+    monkeypatch.setattr(reduction_base, "os", SimpleNamespace(**{name: calls[name] for name in calls if name}))
     monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=free)))
     site = Site(tmp_path, steady({"a": 1.0, "b": 1.4, "c": 2.3}))
     reduced = site.submit(server={"reduce": "median"}, cohort={"late": "drop"}, uplink=RAW)
@@ -187,3 +196,31 @@ def test_updates_that_the_disk_does_not_take_end_their_run_alone(
     assert site.store.run(other).status == "done"
     assert bool(files) == (free > 10**6)
     assert all(file.closed for file in files), "the disk has its space again"
+
+
+MEETING = threading.Barrier(2)
+
+
+class Together(CoordinateWise):
+    """The median, which each of two runs begins only when the other one does."""
+
+    def of_block(self, rows: Rows) -> Vector:
+        MEETING.wait(20.0)
+        return np.median(rows, axis=0).astype(np.float32)
+
+
+def test_a_reduction_does_not_stop_the_other_runs(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("abcdef", 1.0)))
+    sections: dict[str, Any] = {"cohort": {"clients": 3, "late": "drop"}, "uplink": RAW}
+    both = [
+        site.submit(run={"rounds": 2, "seed": seed}, server={"reduce": f"{__name__}:Together"}, **sections)
+        for seed in range(2)
+    ]
+    site.serve()
+    assert [site.store.run(run_id).status_text for run_id in both] == ["2 rounds", "2 rounds"]
+    alone = Site(tmp_path / "alone", steady(dict.fromkeys("abcdef", 1.0)))
+    median = alone.submit(run={"rounds": 2, "seed": 0}, server={"reduce": "median"}, **sections)
+    alone.serve()
+    first = [one for one in site.events(both[0], ModelStored) if one.version == 1]
+    of_median = [one for one in alone.events(median, ModelStored) if one.version == 1]
+    assert [one.digest for one in first] == [one.digest for one in of_median]

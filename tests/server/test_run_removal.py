@@ -209,3 +209,17 @@ def test_old_runs_are_looked_for_at_the_start_and_then_each_hour(tmp_path: Path)
     kept.step()
     kept.step()
     assert len(site.store.commands.pending()) == 2, "a command that waits is not given twice"
+
+
+def test_a_clock_that_jumps_ahead_and_back_deletes_nothing(tmp_path: Path) -> None:
+    site, first, _ = over(tmp_path)
+    kept = Retention(site.store, site.clock, 30)
+    kept.step()
+    for jump in (400 * DAY_S, -400 * DAY_S, 400 * DAY_S):
+        site.clock.origin += jump
+        site.clock.advance(RETAINED_S)
+        kept.step()
+        assert not site.store.commands.pending()
+    site.clock.advance(RETAINED_S)
+    kept.step()
+    assert first in {one.run_id for one in site.store.commands.pending()}, "a clock that stays ahead is believed"

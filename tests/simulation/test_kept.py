@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tomllib
@@ -9,20 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.support.fork_server import run_forked
 from tests.support.processes import environment
 from tests.support.small_task import normed, plan_of, task_of
 from thinwire import simulate
 from thinwire.core import RunPlan
-from thinwire.core.errors import Refused
-from thinwire.core.events import Event
-from thinwire.core.statedir import AggregatorHome, own
+from thinwire.core.errors import NotWritten, Refused
+from thinwire.core.events import Event, RoundClosed, RunStatusChanged
+from thinwire.core.statedir import AggregatorHome, Held, own, take_over
 from thinwire.server.context import RunContext
+from thinwire.server.run_end import end_abandoned
+from thinwire.server.run_removal import delete_run
 from thinwire.simulation import History
 from thinwire.simulation.client_folders import SharedFolder
-from thinwire.simulation.kept import FOLDER
-from thinwire.store import FileSpool
+from thinwire.store import FileSpool, Store
 
 SECTIONS = """
 [cohort]
@@ -40,6 +43,24 @@ codec = "topk(0.3) > int8"
 """
 
 
+SECURE = """
+[local]
+lr = 0.1
+steps = 2
+buffers = "local"
+[cohort]
+clients = 3
+deadline_s = 60
+late = "drop"
+[secure]
+enabled = true
+[run]
+task = "small"
+rounds = 2
+evaluate = "off"
+"""
+
+
 class Killed(BaseException):
     """Ends the process of a simulation, in this one."""
 
@@ -52,43 +73,83 @@ def run(home: Path | None, **more: Any) -> History:
     return simulate(task_of(normed), more.pop("plan", plan()), clients=5, home=home, step_s=[0.1] * 5, **more)
 
 
+class Moments:
+    """Moments of a simulation: after each commit of the journal, of a client's state and of a reply in the spool."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.passed, self.dies_at = 0, sys.maxsize
+        for owner, name in ((RunContext, "record"), (SharedFolder, "commit"), (FileSpool, "commit")):
+            self._watch(patch, owner, name)
+
+    def _watch(self, patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        commit = getattr(owner, name)
+
+        def counted(*arguments: Any, **more: Any) -> Any:
+            found = commit(*arguments, **more)
+            self.passed += 1
+            if self.passed == self.dies_at:
+                raise Killed
+            return found
+
+        patch.setattr(owner, name, counted)
+
+    def kill(self, at: int, home: Path, plan: RunPlan) -> None:
+        """Begin a simulation that is killed at this moment."""
+        self.passed, self.dies_at = 0, at
+        with pytest.raises(Killed):
+            run(home, plan=plan)
+        self.dies_at = sys.maxsize
+
+
 @pytest.mark.parametrize("sections", [SECTIONS, BUFFERED], ids=["sync", "buffered"])
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: str
 ) -> None:
-    """The moments: after each commit of the journal, of a client's state and of a reply in the spool."""
-    passed, dies_at = 0, sys.maxsize
-
-    def watched(owner: type, name: str) -> None:
-        commit = getattr(owner, name)
-
-        def counted(*arguments: Any, **more: Any) -> Any:
-            nonlocal passed
-            found = commit(*arguments, **more)
-            passed += 1
-            if passed == dies_at:
-                raise Killed
-            return found
-
-        monkeypatch.setattr(owner, name, counted)
-
-    watched(RunContext, "record")
-    watched(SharedFolder, "commit")
-    watched(FileSpool, "commit")
+    moments = Moments(monkeypatch)
     whole = run(tmp_path / "whole", plan=plan(sections))
-    moments, ids = passed, list[str]()
-    assert moments > 40
-    for at in range(1, moments + 1, 3):
+    last, ids = moments.passed, list[str]()
+    assert last > 40
+    for at in range(1, last + 1, 3):
         home = tmp_path / str(at)
-        passed, dies_at = 0, at
-        with pytest.raises(Killed):
-            run(home, plan=plan(sections))
-        dies_at = sys.maxsize
+        moments.kill(at, home, plan(sections))
         again = run(home, plan=plan(sections))
-        assert again.run.model_digest == whole.run.model_digest, f"killed at moment {at} of {moments}"
+        assert again.run.model_digest == whole.run.model_digest, f"killed at moment {at} of {last}"
         ids.append(again.run.run_id)
-        assert not any((AggregatorHome.under(home).root / FOLDER).iterdir()), "folders of clients stay"
+        assert not any((AggregatorHome.under(home).root / "simulated").iterdir()), "folders of clients stay"
     assert set(ids[:-1]) == {whole.run.run_id}, "a second run was made, though the first was not over"
+
+
+def test_a_full_disk_leaves_it_as_a_kill_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = RunContext.record
+
+    def full(running: RunContext, *events: Event, **more: Any) -> None:
+        if any(isinstance(event, RoundClosed) and event.round == 2 for event in events):
+            raise NotWritten("cannot write the journal")
+        record(running, *events, **more)
+
+    with monkeypatch.context() as patched, pytest.raises(NotWritten):
+        patched.setattr(RunContext, "record", full)
+        run(tmp_path)
+    again = run(tmp_path)
+    assert (again.run.run_id, again.run.status) == ("small-1", "done")
+    assert again.run.model_digest == run(None).run.model_digest
+
+
+def test_a_secure_simulation_that_is_killed_aborts_its_open_round_and_makes_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The secrets of its clients were in the memory of the process: in each phase, the round cannot be summed."""
+    moments, secure = Moments(monkeypatch), RunPlan.parse(SECURE)
+    run(tmp_path / "whole", plan=secure)
+    aborted = 0
+    for at in range(2, moments.passed, 9):
+        moments.kill(at, tmp_path / str(at), secure)
+        again = run(tmp_path / str(at), plan=secure)
+        reasons = [row.reason for row in again.rounds]
+        assert again.run.status == "done" and reasons.count("all") == 2, f"killed at moment {at}: {reasons}"
+        assert set(reasons) <= {"all", "aborted"}
+        aborted += "aborted" in reasons
+    assert aborted > 1
 
 
 KILLED = """
@@ -107,6 +168,13 @@ def test_after_kill_9_of_its_process_the_same_call_goes_on(tmp_path: Path) -> No
     script.write_text(KILLED)
     done = run_forked([sys.executable, str(script), str(tmp_path / "home"), "2"], 120.0, env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
+    home = AggregatorHome.under(tmp_path / "home")
+    with Store.open(home.database) as store:
+        for _ in range(2):  # as each `thinwire runs list` does, and an aggregator every five seconds
+            end_abandoned(store, home)
+        found = [event.text for _, event in store.events("small-1") if isinstance(event, RunStatusChanged)]
+        assert store.run("small-1").status == "waiting"
+        assert sum("the same call or command goes on with it" in text for text in found) == 1
     begun = list[int]()
     again = run(tmp_path / "home", on_round=lambda event: begun.append(event.round))
     assert begun == [3], "closed rounds are not made again"
@@ -124,7 +192,42 @@ def test_another_plan_or_other_clients_begin_a_run_of_their_own(tmp_path: Path) 
     assert other.run.run_id.endswith("-2")
     fewer = simulate(task_of(normed), plan(), clients=4, home=tmp_path, step_s=[0.1] * 4)
     assert fewer.run.run_id.endswith("-3")
+    elsewhere = run(tmp_path, data=tmp_path)
+    assert elsewhere.run.run_id.endswith("-4"), "clients with other data"
+    wider = simulate(
+        task_of(lambda: nn.Sequential(nn.Linear(4, 3))), plan(), clients=5, home=tmp_path, step_s=[0.1] * 5
+    )
+    assert wider.run.run_id.endswith("-5"), (
+        "no client would have the model of the first run, and it would wait for ever"
+    )
     assert run(tmp_path).run.run_id.endswith("-1")
+
+
+def test_deleting_a_run_that_was_killed_and_stopped_deletes_its_clients(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path, on_round=stop)
+    home = AggregatorHome.under(tmp_path)
+    assert list((home.root / "simulated" / "small-1" / "clients").glob("*/runs/small-1/residual-*")), "of each client"
+    with Store.open(home.database) as store:
+        store.record("small-1", [RunStatusChanged(0.0, "stopped", "by a person", 10)])
+        delete_run(store, home, "small-1", "ann")
+    assert not (home.root / "simulated" / "small-1").exists()
+
+
+def test_what_a_client_commits_is_synced_as_the_journal_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = set[str](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    run(tmp_path, plan=plan(rounds=1))
+    of_clients = {path.partition("/runs/small-1/.")[2] for path in synced if "/simulated/small-1/clients/" in path}
+    assert {"residual", "state", "1"} <= {name.partition(".")[0].partition("-")[0] for name in of_clients}
 
 
 def test_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
@@ -137,3 +240,5 @@ def test_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
     (owner,) = home.root.glob("runs/*/.owner")
     with own(owner), pytest.raises(Refused, match="another process runs"):
         run(tmp_path)
+    with take_over(owner), pytest.raises(Held), take_over(owner):  # both saw a moment ago that its process had died
+        raise AssertionError("two processes go on with one run")

@@ -237,3 +237,13 @@ def test_what_names_a_device_goes_with_its_age_while_actions_and_the_ledger_stay
         pass
     store.record_device(DeviceOffline(clock.wall(), "pi-1", "closed"))
     assert store.last_seq() > newest, "a number of the journal was given twice"
+
+
+def test_the_number_of_an_invitation_is_not_given_twice_though_all_of_them_are_too_old(store: Store):
+    """The audit log stays, and tells by this number who invited which device; a page may withdraw by it, too."""
+    (first,) = store.invitations.invite(names=["pi-1"], expires_s=60.0)
+    for _ in store.delete_expired(first.expires_at + 1.0):
+        pass
+    assert [(row.id, row.name) for row in store.invitations.all()] == [(first.id, "")]
+    (second,) = store.invitations.invite(names=["pi-2"], expires_s=60.0)
+    assert second.id > first.id

@@ -53,7 +53,7 @@ def pages(browser: Browser, watched: Container[str] = ("error", "warning")) -> I
         contexts.append(context)
         context.set_default_timeout(WAIT_MS)
         page = context.new_page()
-        page.on("console", lambda m: wrong.append(m.text) if m.type in watched else None)
+        page.on("console", lambda m: wrong.append(f"{m.text} {m.location['url']}") if m.type in watched else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         return page
 
@@ -61,7 +61,8 @@ def pages(browser: Browser, watched: Container[str] = ("error", "warning")) -> I
     yield open_
     for context in contexts:
         context.close()
-    assert [text for text in wrong if "ERR_CONNECTION" not in text and "ERR_INCOMPLETE" not in text] == []
+    wrong = [text for text in wrong if "ERR_CONNECTION" not in text and "ERR_INCOMPLETE" not in text]
+    assert not wrong, "the console tells:\n" + "\n".join(wrong)
 
 
 @pytest.fixture

@@ -59,7 +59,10 @@ class Stock(Site):
 
     def flwr(self, *words: str) -> str:
         command = [str(BIN / "flwr"), *words]
-        done = run_forked(command, PATIENCE_S, env=self.environment(), stdin=subprocess.DEVNULL)
+        try:
+            done = run_forked(command, PATIENCE_S, env=self.environment(), stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"{late.output}\n{self.said()}") from late
         assert done.returncode == 0, done.stdout + done.stderr + self.said()
         return done.stdout
 

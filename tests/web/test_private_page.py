@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from thinwire.core.formatting import rounded_up
 from thinwire.core.layout import Layout
 from thinwire.privacy.accounting import epsilon
 from thinwire.privacy.noise_plan import noise_plan
-from thinwire.reports.privacy import spending_of_run
+from thinwire.reports import privacy_history
+from thinwire.reports.privacy import largest_epsilon, spending_of_run
 from thinwire.reports.privacy_history import SpendingHistory, right_guesses
 from thinwire.store import Store
 
@@ -118,6 +120,23 @@ def test_what_is_followed_step_by_step_is_what_one_reading_gives(store: Store) -
         assert history.by_round == again.by_round
     assert history.by_round[1][1] == history.by_round[1][0]
     assert history.by_round[2][1] > history.by_round[2][0], "pi-01 spent in the other run too"  # type: ignore[operator]  # a float
+
+
+def test_of_each_round_only_the_clients_that_spent_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before this bound the first read of 2 000 rounds with 20 of 1 000 clients took 30 s, and 0.4 s since."""
+    story, looked_at = PrivateStory(store), list[int]()
+    for number in range(12):
+        story.play(tuple(f"pi-{number}{letter}" for letter in "abc"))
+
+    def counted(spendings: Iterable[Mapping[str, int]], delta: float) -> float | None:
+        looked_at.append(len(found := list(spendings)))
+        return largest_epsilon(found, delta)
+
+    monkeypatch.setattr(privacy_history, "largest_epsilon", counted)
+    history = SpendingHistory(store)
+    history.follow(store.run(story.run_id))
+    assert looked_at == [3] * 24
+    assert set(history.by_round.values()) == {(cost(story, 1), cost(story, 1))}
 
 
 def test_an_event_that_spends_nothing_reads_no_entry(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

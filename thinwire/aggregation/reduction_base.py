@@ -60,15 +60,26 @@ class UpdateRows:
         """Return the number of updates."""
         return len(self.ids)
 
-    def require_space(self, updates: int) -> None:
-        """Raise `ThinwireError` unless the disk has space for so many updates, and `FREE_BYTES` for others."""
+    def allocate(self, updates: int) -> None:
+        """Take disk space for so many updates; raise `ThinwireError` if `FREE_BYTES` would not be left for others.
+
+        Space is taken before it is written, so that two runs never count on the same free space.
+        """
+        needed = updates * self.size * FLOAT_BYTES
         try:
-            free = shutil.disk_usage(self.folder).free
+            if (free := shutil.disk_usage(self.folder).free) >= needed + FREE_BYTES:
+                os.posix_fallocate(self._opened(), 0, needed)
+                return
         except OSError as error:
-            raise self._error(updates, error.strerror or str(error)) from error
-        if free < updates * self.size * FLOAT_BYTES + FREE_BYTES:
-            others = f"{FREE_BYTES / 1e9:.2f} GB stay for other files"
-            raise self._error(updates, f"the disk of {self.folder} has {free / 1e9:.2f} GB free, and {others}")
+            self.close()
+            raise self._error(updates, f"{self.folder}: {error.strerror or error}") from error
+        others = f"{FREE_BYTES / 1e9:.2f} GB stay for other files"
+        raise self._error(updates, f"the disk of {self.folder} has {free / 1e9:.2f} GB free, and {others}")
+
+    def _opened(self) -> int:
+        """Return the descriptor of the file."""
+        self._file = self._file or tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
+        return int(self._file.fileno())
 
     def _error(self, updates: int, why: str) -> ThinwireError:
         one = self.size * FLOAT_BYTES
@@ -88,12 +99,11 @@ class UpdateRows:
     def add(self, assignment_id: str, parts: Iterable[Vector]) -> None:
         """Write one update, whose parts are all its values in order; raise `ThinwireError` if the disk is full."""
         try:
-            self._file = self._file or tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
-            at = self.count * self.size * FLOAT_BYTES
+            file, at = self._opened(), self.count * self.size * FLOAT_BYTES
             for part in parts:
                 data = part.data.cast("B")
                 while data.nbytes:
-                    written = os.pwrite(self._file.fileno(), data, at)
+                    written = os.pwrite(file, data, at)
                     data, at = data[written:], at + written
         except OSError as error:
             raise self._error(self.count + 1, f"{self.folder}: {error.strerror or error}") from error

@@ -132,12 +132,23 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     whose = " of train()" if found["own_train"] else ""
     held = size(found["peak_bytes"])
     yield f"step       {found['step_s'] * 1000:.2f} ms{whose}; this process held {held} at most"
+    if found["own_train"]:
+        yield from _own_train(found)
     ratio = found["dense_bytes"] / max(1, found["up_bytes"])
     yield f"a round    {size(found['up_bytes'])} up by {found['codec']}, {ratio:.1f} times less than dense;"
     first = f", {size(found['dense_bytes'])} the first time" if found["down_bytes"] != found["dense_bytes"] else ""
     yield f"           {size(found['down_bytes'])} down{first}"
     times = ", ".join(f"{duration(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
     yield f"upload     {times}"
+
+
+def _own_train(found: dict[str, Any]) -> Iterator[str]:
+    """Yield what the task's own train() told its context."""
+    done, total = found["train_steps"]
+    steps = f"{done} of {total or 'an unknown number of'} steps" if done else "no steps (context.progress)"
+    yield f"train()    reported {steps} and {figures(found['reported']) or 'no metrics (context.report)'}"
+    if found["state"]:
+        yield f"state      {'; '.join(found['state'])}"
 
 
 def _beside(found: dict[str, Any]) -> str:

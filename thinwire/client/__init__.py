@@ -11,6 +11,7 @@ Read the files in this order:
     personal        the layers that stay on the client: their values in training, and with which a run begins
     personal_files  what is kept of them after a run, and the whole model
     execute         the work of one assignment: its keys, schedule and deadline; evaluate, train, encode
+    first_model     the reply to an assignment to make the first model of a run
     payload         frames to vectors and back, for both directions
     executor        the task in this process or in a worker
     worker_process  the worker: its socket, its watchdog, its Python
@@ -37,15 +38,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.client.task import load_task
+    from thinwire.client.train.context import Context
     from thinwire.client.train.partitions import held_out, own_part
     from thinwire.client.train.protocol import ClientInfo, Split
     from thinwire.client.train.task import LoadedTask
 
-__all__ = ["ClientInfo", "LoadedTask", "Split", "held_out", "load_task", "own_part"]
+__all__ = ["ClientInfo", "Context", "LoadedTask", "Split", "held_out", "load_task", "own_part"]
 
 _WHERE = {
     "LoadedTask": "thinwire.client.train.task",
     "ClientInfo": "thinwire.client.train.protocol",
+    "Context": "thinwire.client.train.context",
     "Split": "thinwire.client.train.protocol",
     "held_out": "thinwire.client.train.partitions",
     "load_task": "thinwire.client.task",

@@ -96,6 +96,11 @@ class AdmissionController:
         """Return the bytes of the disk that downloads and replies leave free."""
         return self.policy.min_free_disk_mb * MB if self._owned else 0
 
+    @property
+    def max_state_bytes(self) -> int:
+        """Return the most bytes that a task's own train() may keep in the state of one run."""
+        return int(self.policy.max_state_mb * MB)
+
     def limit(self, clock: Clock) -> Limit | None:
         """Return the limit of work that begins now, by the current policy; None if there is no owner."""
         with self._lock:

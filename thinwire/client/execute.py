@@ -2,8 +2,7 @@
 
 `AssignmentContext` is one assignment with everything its work needs: keys, schedule, deadline, progress and limits.
 `work` handles an assignment to train or evaluate. `trained` and `encoded` are its two halves, which overlap runs in two
-threads. `first_model` makes the model of an `init` assignment: what the task's `model()` makes from the run's seed,
-sent whole. Each function returns the state after it, and stores nothing.
+threads. Each function returns the state after it, and stores nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import Local, TrainRequest, TrainResult, Work
 from thinwire.client.train.schedule import REAL, Clock, Schedule
-from thinwire.compression import parse
+from thinwire.client.train.state import are_equal
 from thinwire.compression.native import cores, planned_threads
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, derive
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from thinwire.client.admission import Limit
     from thinwire.client.executor import Executor
     from thinwire.client.run_state import ClientRunState
-    from thinwire.client.train.protocol import ClientInfo
+    from thinwire.client.train.protocol import Arrays, ClientInfo
     from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
@@ -81,6 +80,7 @@ class AssignmentContext:
     clock: Clock = REAL
     limit: Limit | None = None  # the owner's
     began: float = 0.0  # when the work on the assignment began, by `clock`
+    max_state_bytes: int = 0  # of `context.state`, the owner's limit
     loaded: Callable[[Vector | None], None] = lambda buffers: None  # called with the float buffers of the loaded model
     folder: Path | None = None  # the client's
 
@@ -262,14 +262,16 @@ def trained(
         within_s=job.train_within_s(4 * layout.size),
         shift=following.shift if following and assignment.kind == "train" else None,
         private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
-        kept=begin.vector,
+        kept=begin.vector, round=assignment.round, version=assignment.base_version,
+        may_report=not job.plan.is_protected, max_state_bytes=job.max_state_bytes,
+        state=_state_of(state, job.max_state_bytes) if assignment.kind == "train" else {},
     )  # fmt: skip
     buffers = state.buffers if own else shared
     start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began
     if order.train and state.pending:
         start = outbox.start(base, state.pending)
         if order.measure:  # evaluate the model version itself, not the point from which training continues
-            alone, order = replace(order, train=False), replace(order, measure=False)
+            alone, order = replace(order, train=False, state={}), replace(order, measure=False)
             measured = job.do(bench, alone, client, base, buffers)
     done = job.do(bench, order, client, start, buffers)
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
@@ -283,8 +285,11 @@ def trained(
         examples = int(max((count for _, count in metrics.values()), default=0))
         return Trained(replace(header, metrics=metrics, timings=spent, examples=examples), state)
 
+    if done.kept is not None and not np.isfinite(done.kept).all():
+        raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
     change = done.params
     change -= start
+    metrics |= {f"train/{name}": value for name, value in done.reported.items()}
     if done.loss[1]:
         metrics["train/loss"] = done.loss
     whole = job.plan.is_protected or (algorithm is not None and algorithm.whole)
@@ -305,7 +310,17 @@ def trained(
         state, layout_digest=bench.layout.digest, counters=done.counters, buffers=local_buffers,
         personal=arrays_of(done.kept, personal),
     )  # fmt: skip
+    if done.state is not None and not are_equal(done.state, state.context):  # else no file is written again
+        state = replace(state, context=done.state)
     return Trained(header, state, change, done.buffers, following, frozenset(t.name for t in personal))
+
+
+def _state_of(state: ClientRunState, max_bytes: int) -> Arrays:
+    """Return the state of a task's own train(); `CannotReply` if the owner has lowered the limit below it."""
+    if sum(array.nbytes for array in state.context.values()) > max_bytes:
+        why = "this run's context.state holds more than [policy] max_state_mb allows since"
+        raise CannotReply("declined", f"max_state_mb: {why}")
+    return state.context
 
 
 def trained_finite(
@@ -368,29 +383,3 @@ def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
         return True
     is_due = (assignment.round - 1) % plan.run.evaluate_every == 0
     return plan.run.evaluate == "clients" and not assignment.is_follow_up and is_due
-
-
-def first_model(
-    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
-) -> Result:
-    """Return the first model of a run as a reply; the state does not change.
-
-    The frames are the parameters themselves, as float32.
-    """
-    assignment, layout = job.assignment, bench.layout
-    if assignment.layout_digest != layout.digest:
-        raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
-    order = TrainRequest(
-        measure=False, train=False, local=_local_of(job.plan.local), work=Work(),
-        key=keys.Key(job.plan.run.seed), first=True,
-    )  # fmt: skip
-    done = job.do(bench, order, client, np.zeros(layout.size, np.float32), None)
-    if done.params is None or not np.isfinite(done.params).all():
-        raise NonFiniteUpdate("the first model holds NaN or infinity", why="model() makes it so")
-    codec = parse("identity").bind(layout)
-    frames = [
-        codec.encode(done.params[segment.span], codec.init(segment.index), Key(0), segment.index).payload
-        for segment in layout.segments
-    ]
-    parts, body = payload.packed(frames, layout, done.buffers)
-    return Result(replace(header, examples=1, a=1.0, parts=parts, counters=done.counters), state, body)

@@ -235,7 +235,8 @@ class Worker:
                 "buffers": buffers is not None, "shift": order.shift is not None, "kept": order.kept is not None,
                 "client": {**vars(client), "data": str(client.data) if client.data else None},
             }  # fmt: skip
-            child.send(header, *(vector for vector in (params, buffers, order.shift, order.kept) if vector is not None))
+            vectors = [vector for vector in (params, buffers, order.shift, order.kept) if vector is not None]
+            child.send(header, *vectors, arrays=order.state or None)
             found = self.patience.heard(child, tell, cancelled, until, self._number)
             with child.held_to_account():
                 if "failed" in found:
@@ -246,6 +247,7 @@ class Worker:
                 done.load_s += start_s
                 sizes = _sizes(layout, order.personal, order.train)
                 vectors = child.vectors(found, sizes if order.train or order.first else [])
+                done.state = child.arrays(found, order.max_state_bytes)
             done.params, done.buffers, done.kept = (*vectors, None, None, None)[:3]
         except Wrong as wrong:
             raise CannotReply("task-error", wrong.what, str(wrong)) from wrong

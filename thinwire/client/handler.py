@@ -28,11 +28,11 @@ from thinwire.client.execute import (
     TakeBase,
     Trained,
     encoded,
-    first_model,
     trained_finite,
     work,
 )
 from thinwire.client.executor import Executor, InProcessExecutor
+from thinwire.client.first_model import first_model
 from thinwire.client.outbox import OutcomeHandler, PipelineState
 from thinwire.client.personal import bench_for
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
@@ -237,8 +237,8 @@ class AssignmentHandler:
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock),
-            began, folder=self.folder,
+            self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock), began, self.gate.max_state_bytes,
+            folder=self.folder,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
@@ -332,11 +332,11 @@ class AssignmentHandler:
         spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)
         found = replace(found, header=replace(found.header, timings=spent))
         new, void = found.carried, self._ahead_of(assignment.run).void
-        onto = new if begun.follows.isdisjoint(void) else outbox.with_own_values(new, state)
         onto = replace(
-            state, layout_digest=new.layout_digest, counters=onto.counters, buffers=onto.buffers, replica=new.replica,
-            replica_version=new.replica_version, pending=outbox.without(new.pending, void), personal=onto.personal,
+            state, layout_digest=new.layout_digest, replica=new.replica, replica_version=new.replica_version,
+            pending=outbox.without(new.pending, void),
         )  # fmt: skip
+        onto = outbox.with_own_values(onto, new) if begun.follows.isdisjoint(void) else onto
         make = encoded if assignment.secure is None else self.rounds.encode
         return self._commit(assignment, folder, make(job, found, onto, layout))
 

@@ -312,5 +312,10 @@ class PipelineState:
 
 
 def with_own_values(state: ClientRunState, other: ClientRunState) -> ClientRunState:
-    """Return the state with the other's values that stay on the device: personal layers, local buffers, counters."""
-    return replace(state, personal=other.personal, buffers=other.buffers, counters=other.counters)
+    """Return the state with the other's values that stay on the device.
+
+    These are personal layers, `context.state`, local buffers and counters.
+    """
+    return replace(
+        state, personal=other.personal, context=other.context, buffers=other.buffers, counters=other.counters
+    )

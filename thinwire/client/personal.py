@@ -3,12 +3,14 @@
 A client keeps the values of its personal tensors in the state of a run (`ClientRunState.personal`), as arrays by the
 tensors' names. They go to training with an assignment, come back with its result, and are committed with the reply.
 
-Invariant: a committed reply moves the values once. What does not commit (a failure, a withdrawn assignment, an
-assignment that was answered before) moves nothing, and no outcome moves them back: they are not part of any update.
-With overlap they follow the order of training, as the module's counters do.
+Invariant: the commit of a reply replaces the values once. A failure, a withdrawn assignment and an assignment that was
+answered before commit nothing, so they change no value. Neither does the outcome of the update: the values stay if the
+reply arrives late or the aggregator drops the update, because no update contains them. With overlap they follow the
+order of training, as the module's counters do.
 
-When a run ends, its values move to a file of their own (client/personal_files.py). `starting_values` finds them again:
-for a run that got more rounds after its end, and for a run that begins with the model of another one.
+When a run ends, or newer runs displace it, its values move to a file of their own (client/personal_files.py). A run
+that goes on after that, as an extended one, goes on with them. `starting_values` finds them for a run that begins with
+the model of another one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thinwire.client.errors import CannotReply
-from thinwire.client.personal_files import ended_values, values_of
+from thinwire.client.personal_files import values_of
 from thinwire.core.errors import PlanError
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.personal_layers import kept_floats, personal_tensors, shared_layout
@@ -144,13 +146,13 @@ def starting_values(
 ) -> StartingValues:
     """Return the values with which an assignment begins: the `committed` ones of its run, once there are any.
 
-    Before that, a run that got more rounds after its end goes on with the values of its end. A run whose `[run] init`
-    is `run:ID` begins with the last values of run ID on this device; one that begins with the first model of ID does
-    not. Values of other tensors or shapes are not used, and their loss is reported.
+    Before that, a run whose `[run] init` is `run:ID` begins with the last values of run ID on this device; one that
+    begins with the first model of ID does not. Values of other tensors or shapes are not used, and their loss is
+    reported.
     """
     if not kept_floats(tensors):
         return StartingValues()
-    found = (assignment.run, committed) if committed else _values_before(folder, assignment, init)
+    found = (assignment.run, committed) if committed else _values_of_origin(folder, init)
     if found is None:
         return StartingValues()
     run, arrays = found
@@ -162,13 +164,9 @@ def starting_values(
     return StartingValues(vector)
 
 
-def _values_before(folder: Path | None, assignment: Assignment, init: str) -> tuple[str, Arrays] | None:
-    """Return the run and the values with which a run begins that has committed none; None for those of `model()`."""
-    if folder is None:
+def _values_of_origin(folder: Path | None, init: str) -> tuple[str, Arrays] | None:
+    """Return the run with whose model a run begins, and its values on this device; None for those of `model()`."""
+    origin = named_model(init)
+    if folder is None or origin is None or origin[1] == FIRST or (found := values_of(folder, origin[0])) is None:
         return None
-    ended, origin = ended_values(folder, assignment.run), named_model(init)
-    if ended is not None and ended.identity == assignment.identity:
-        return assignment.run, ended.arrays
-    if origin is None or origin[1] == FIRST or (other := values_of(folder, origin[0])) is None:
-        return None
-    return origin[0], other.arrays
+    return origin[0], found.arrays

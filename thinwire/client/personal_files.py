@@ -1,7 +1,8 @@
 """Files of runs with personal layers on a device. They outlive a run until the device's owner deletes them.
 
-`personal/RUN.safetensors` has a run's personal values since the run ended here, and `personal/shared/RUN.safetensors`
-the shared part of the last model that the device received. Both together are the whole model (`whole_model`).
+`personal/RUN.safetensors` has a run's personal values since the run ended here, or newer runs displaced it. Another run
+of the same id, as of an aggregator that was installed again, has `RUN.1.safetensors`. `personal/shared/RUN.safetensors`
+has the shared part of the last model that the device received. Both together are the whole model (`whole_model`).
 
 The shared part is stored when it arrives, and not fetched when the owner wants the whole model. The aggregator may be
 offline, may have deleted the run, or may no longer have the version. And no aggregator has to give a device a model
@@ -11,6 +12,7 @@ without an assignment. The price is one more write of the model for an assignmen
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,6 +63,7 @@ class PersonalValues:
     buffers of the whole model. `version` is that of the shared model with which they were trained, "" if not known.
     """
 
+    run: str
     arrays: Arrays
     buffers: Arrays
     counters: Mapping[str, int]
@@ -82,25 +85,43 @@ def put_aside(folder: Path, run: str, state: ClientRunState) -> None:
         "buffers": json.dumps(sorted(buffers)), "version": shared.get("version", ""),
     }  # fmt: skip
     private_folder(folder / FOLDER)
-    write_atomically(_values_path(folder, run), save({**state.personal, **buffers}, metadata))
+    own = [path for path in _files(folder, run) if _about(path).get("identity") == state.identity]
+    free = (folder / FOLDER / f"{run}{f'.{n}' if n else ''}.safetensors" for n in itertools.count())
+    path = own[0] if own else next(path for path in free if not path.exists())
+    write_atomically(path, save({**state.personal, **buffers}, metadata))
     _keep_latest(folder / FOLDER, MAX_RUNS)
 
 
-def ended_values(folder: Path, run: str) -> PersonalValues | None:
-    """Return the values that `put_aside` kept of a run; None if there are none, or if the file is damaged."""
-    path = _values_path(folder, run)
+def put_back(folder: Path, run: str, identity: str) -> Arrays:
+    """Return the values that were put aside for this run; none if there are none, or if the disk has damaged them."""
+    found = (_read(path) for path in _files(folder, run))
+    return next((one.arrays for one in found if one is not None and one.identity == identity), {})
+
+
+def _files(folder: Path, run: str) -> list[Path]:
+    """Return the files of the runs that have had this id, the one written first before the others."""
+    found = (folder / FOLDER).glob(f"{run}*.safetensors")
+    own = (path for path in found if path.stem == run or path.stem.removeprefix(f"{run}.").isdecimal())
+    return sorted(own, key=lambda path: path.stat().st_mtime_ns)
+
+
+def _read(path: Path) -> PersonalValues | None:
+    """Return the values of a file; None if it is damaged."""
     try:
         found, said = load_file(path), _about(path)
         names = set(json.loads(said["buffers"]))
         counters = {str(name): int(value) for name, value in json.loads(said["counters"]).items()}
         arrays, buffers = ({n: a for n, a in found.items() if (n in names) == local} for local in (False, True))
-        return PersonalValues(arrays, buffers, counters, said["identity"], said["version"])
+        return PersonalValues(said["run"], arrays, buffers, counters, said["identity"], said["version"])
     except WRONG:
         return None
 
 
 def values_of(folder: Path, run: str) -> PersonalValues | None:
-    """Return the last personal values of a run, whether it has ended here or not; None if this disk has none."""
+    """Return the last personal values of a run, whether it has ended here or not; None if this disk has none.
+
+    Of several runs that had this id, it is the last one.
+    """
     try:
         path = run_path(folder, run)
     except DataLost:
@@ -110,10 +131,10 @@ def values_of(folder: Path, run: str) -> PersonalValues | None:
         if said:
             state, said = RunFolder(path).load()
     if not state.personal:
-        return ended_values(folder, run)
+        return next((one for file in reversed(_files(folder, run)) if (one := _read(file)) is not None), None)
     shared = _about_shared(folder, run, state.identity)
     buffers, version = _named_buffers(shared, state), shared.get("version", "")
-    return PersonalValues(state.personal, buffers, state.counters, state.identity, version)
+    return PersonalValues(run, state.personal, buffers, state.counters, state.identity, version)
 
 
 class SharedModels:
@@ -203,9 +224,9 @@ def whole_model(folder: Path, run: str) -> WholeModel:
             why, hint = "no training of it has ended here yet", "again after its next round"
         raise NotFound(f"{run} has no personal layers on this device", why=why, hint=hint)
     try:
-        said = _about_shared(folder, run, values.identity)
+        said = _about_shared(folder, values.run, values.identity)
         layout, globs = Layout.from_json(json.loads(said["layout"])), tuple(json.loads(said["globs"]))
-        found = {**load_file(_shared_path(folder, run)), **values.buffers, **values.arrays}
+        found = {**load_file(_shared_path(folder, values.run)), **values.buffers, **values.arrays}
     except WRONG as error:
         version = f"model version {values.version}" if values.version else "a model version that is not known"
         raise NotFound(

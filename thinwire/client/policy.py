@@ -105,6 +105,10 @@ class Policy(Section):
         description="megabytes of the disk that stay free: no model is fetched and no answer kept that would leave "
         "less; 0: no limit",
     )
+    max_state_mb: NotNegative = Field(
+        default=64.0,
+        description="most megabytes that a task's own train() keeps in context.state for one run; 0: none",
+    )
 
     @field_validator("hours")
     @classmethod

@@ -41,8 +41,9 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # a run's id names a d
 Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
 VECTORS = ("residual", "momentum", "buffers", "replica", "own")
-FILES = (*VECTORS, "memory", "pending", "personal")
-_vectors = operator.attrgetter(*VECTORS)
+GROUPS = ("memory", "pending", "personal", "context")  # named arrays
+FILES = (*VECTORS, *GROUPS)
+_vectors, _groups = operator.attrgetter(*VECTORS), operator.attrgetter(*GROUPS)
 PLAIN = {
     "sequence": int, "layout_digest": str, "encoded_at": int, "replica_version": int, "references_from": int,
     "lost": str, "counted_at": int, "identity": str,
@@ -91,6 +92,7 @@ class ClientRunState:
     - `lost` is the reason why this state began at zero, as in `ReplyHeader`. An update that reports it clears it.
     - `pending` are raw updates that no model version contains yet (overlap, client/outbox.py).
     - `personal` are the values of the personal layers by name, empty before the first training (client/personal.py).
+    - `context` are the arrays that a task's own train() left in `context.state`: they move as the personal layers do.
     - `outbox` holds the replies that are not settled, `counters` the integer buffers.
     """
 
@@ -112,6 +114,7 @@ class ClientRunState:
     pending: Mapping[str, Vector] = field(default_factory=dict)
     identity: str = ""  # of the run, from its assignments
     personal: Arrays = field(default_factory=dict)
+    context: Arrays = field(default_factory=dict)
 
     def counted_in(self, version: int) -> bool:
         """Return True if the aggregator's mean at `version` contains any of `own`."""
@@ -120,7 +123,7 @@ class ClientRunState:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all arrays in memory."""
-        arrays = (*_vectors(self), *self.memory.values(), *self.pending.values(), *self.personal.values())
+        arrays = [*_vectors(self), *(array for group in _groups(self) for array in group.values())]
         return sum([array.nbytes for array in arrays if array is not None])
 
 
@@ -284,14 +287,13 @@ def _arrays(state: ClientRunState) -> dict[str, Arrays]:
     """Return the arrays of a state that are kept in files of their own, by file name."""
     vectors = {name: getattr(state, name) for name in VECTORS}
     found: dict[str, Arrays] = {name: {name: vector} for name, vector in vectors.items() if vector is not None}
-    groups = {"memory": state.memory, "pending": state.pending, "personal": state.personal}
-    return {**found, **{name: arrays for name, arrays in groups.items() if arrays}}
+    return {**found, **{name: arrays for name, arrays in zip(GROUPS, _groups(state), strict=True) if arrays}}
 
 
 def _with_arrays(state: ClientRunState, found: Mapping[str, Arrays]) -> ClientRunState:
     """Return the state with the arrays that its files contain."""
     vectors: dict[str, Any] = {name: found.get(name, {}).get(name) for name in VECTORS}
-    groups: dict[str, Any] = {name: found.get(name, {}) for name in ("memory", "pending", "personal")}
+    groups: dict[str, Any] = {name: found.get(name, {}) for name in GROUPS}
     return replace(state, **vectors, **groups)
 
 

@@ -26,7 +26,7 @@ from thinwire.client import outbox
 from thinwire.client.calls import Say
 from thinwire.client.errors import CannotReply
 from thinwire.client.personal_files import FOLDER as PERSONAL
-from thinwire.client.personal_files import put_aside
+from thinwire.client.personal_files import put_aside, put_back
 from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.plan import RunPlan, canonical, digest_of
@@ -105,7 +105,10 @@ class RunStore:
                 put_aside(self._folder, run, state)
                 seen = self.seen.get(run, 0)
                 state = ClientRunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
-            self._runs[run] = folder, replace(state, identity=identity)
+            state = replace(state, identity=identity)
+            self._runs[run] = folder, state
+        if identity and not (state.outbox or state.nbytes) and (own := put_back(self._folder, run, identity)):
+            self._runs[run] = folder, replace(state, personal=own)
         return self._runs[run]
 
     def keep(

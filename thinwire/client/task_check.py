@@ -27,24 +27,28 @@ from thinwire.aggregation.plan_codecs import require_rules, rungs
 from thinwire.client import payload
 from thinwire.client.errors import place
 from thinwire.client.payload import ControlVariate, encode
+from thinwire.client.policy import Policy
 from thinwire.client.run_state import ClientRunState
 from thinwire.client.task import Initial, initial_model, require_own_loop
 from thinwire.client.train import data
 from thinwire.client.train import module as tensors
+from thinwire.client.train.context import Context
 from thinwire.client.train.errors import Wrong, task_code
 from thinwire.client.train.evaluate import BATCH, as_loss, evaluate, names
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Local, Work
 from thinwire.client.train.runtime import TaskRuntime, require_alike
-from thinwire.client.train.trainer import TorchTrainer
+from thinwire.client.train.state import copied
+from thinwire.client.train.trainer import TorchTrainer, Trained
 from thinwire.compression import parse
 from thinwire.core import prng
 from thinwire.core.errors import PlanError, TaskError, ThinwireError
 from thinwire.core.personal_layers import shared_model
+from thinwire.core.statedir import MB
 
 if TYPE_CHECKING:
-    from thinwire.client.train.protocol import ClientInfo, Split
+    from thinwire.client.train.protocol import ClientInfo
     from thinwire.client.train.task import LoadedTask
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
@@ -59,9 +63,10 @@ class TaskCheck:
     """The results of a check.
 
     Bytes are the payload of one round; `peak_bytes` is this process's memory at its highest. `own_train` is True if the
-    task has its own train(): `step_s` is then the time of a call with `STEPS` steps, divided by them. `left_out` names
-    the part of the model's state that is not sent. `counted_once` are metrics with a count of 1 over a batch of
-    `measured` examples.
+    task has its own train(): `step_s` is then the time of a call with `STEPS` steps, divided by them. `reported` are
+    the metrics of that call, `train_steps` the steps made and all steps as it reported them, and `state` its arrays.
+    `left_out` names the part of the model's state that is not sent. `counted_once` are metrics with a count of 1 over a
+    batch of `measured` examples.
     """
 
     parameters: int
@@ -76,6 +81,9 @@ class TaskCheck:
     loss_after: float
     left_out: str
     own_train: bool
+    reported: dict[str, float]
+    train_steps: tuple[int, int]
+    state: list[str]
     metrics: dict[str, float]
     counted_once: list[str]
     measured: int
@@ -109,7 +117,7 @@ def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
         bench = TaskRuntime(task)
         require_alike(bench.places, tensors.places_of(build(task)))
         with task_code():
-            return _rehearse(bench, bench.split(client), plan, initial)
+            return _rehearse(bench, client, plan, initial)
     except (ThinwireError, Wrong) as error:
         raise (
             error if isinstance(error, (TaskError, PlanError)) else TaskError(error.what, error.why, error.hint)
@@ -122,14 +130,14 @@ def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
         ) from error
 
 
-def _rehearse(bench: TaskRuntime, split: Split, plan: RunPlan, initial: Initial) -> TaskCheck:
-    task, size, layout, base = bench.task, plan.local.batch, initial.layout, initial.vector
+def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: Initial) -> TaskCheck:
+    task, size, layout, base, split = bench.task, plan.local.batch, initial.layout, initial.vector, bench.split(client)
     if plan.local.epochs is not None and task.optional("train") is None:
         data.require_countable(split.train, plan.local.epochs, size)  # the steps below do not count passes
     module = bench.set_up(base.copy(), None, {})
     batch = next(iter(data.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
-    trained = TorchTrainer(task, assigned(plan, 1)).train(module, split.train, Work(1, size), KEY)
+    trained, context = _trained(bench, client, plan, 1, KEY)
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
     globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, bench.places)
     shared, change, buffers, _ = shared_model(layout, globs, change, buffers, {})
@@ -142,7 +150,7 @@ def _rehearse(bench: TaskRuntime, split: Split, plan: RunPlan, initial: Initial)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
     parts, _ = payload.packed(payloads, travels, buffers)
     began = time.perf_counter()
-    TorchTrainer(task, assigned(plan, STEPS)).train(module, split.train, Work(STEPS, size), Key(3))
+    again, context = _trained(bench, client, plan, STEPS, Key(3), context)
     step_s = (time.perf_counter() - began) / STEPS
     tested = split.train if split.test is None else split.test
     sums = evaluate(module, task, tested, most=1)
@@ -156,10 +164,29 @@ def _rehearse(bench: TaskRuntime, split: Split, plan: RunPlan, initial: Initial)
         len(layout.of_role("frozen")), layout.digest,
         data.count(split.train), data.count(split.test) if split.test is not None else None, shapes(batch),
         before, after, initial.left_out, task.optional("train") is not None,
+        {name: total / n for name, (total, n) in context.metrics.items()}, (again.steps, again.planned),
+        [f"{name}: {array.dtype} {list(array.shape)}" for name, array in context.state.items()],
         {name: total / n for name, (total, n) in sums.items() if n}, counted_once if measured > 1 else [], measured,
         step_s, peak_bytes(), spec,
         sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, shared.size * 4,
     )  # fmt: skip
+
+
+def _trained(
+    bench: TaskRuntime, client: ClientInfo, plan: RunPlan, steps: int, key: Key, before: Context | None = None
+) -> tuple[Trained, Context]:
+    """Train the module for `steps`; return the counts, and what a task's own train() told its context.
+
+    `before` is the context of the round before, whose state goes on.
+    """
+    local, max_bytes = assigned(plan, steps), int(Policy().max_state_mb * MB)
+    made, state = (before.round, before.state) if before is not None else (0, {})
+    context = Context(local, made + 1, made, client.name, copied(state, max_bytes), not plan.is_protected)
+    trainer, examples = TorchTrainer(bench.task, local), bench.split(client).train
+    work = Work(steps, plan.local.batch)
+    trained = trainer.train(bench.built.module, examples, work, key, context=context)
+    context.state = copied(context.state, max_bytes)
+    return trained, context
 
 
 def travels_of(plan: RunPlan, layout: Layout) -> Layout:

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 import thinwire
 from thinwire.client.errors import CannotReply
 from thinwire.client.train.errors import Cancelled
-from thinwire.client.train.protocol import BadFrame, FramedSocket
+from thinwire.client.train.framed_socket import BadFrame, FramedSocket
 from thinwire.core.errors import UsageError
 from thinwire.core.log_file import append_all
 from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
-    from thinwire.client.train.protocol import Tell
+    from thinwire.client.train.protocol import Arrays, Tell
 
 
 LOG = "worker.log"
@@ -80,10 +80,10 @@ class WorkerProcess:
         """Return True if the process runs."""
         return self.process.poll() is None
 
-    def send(self, header: Mapping[str, Any], *vectors: Vector) -> None:
-        """Send a message and its vectors."""
+    def send(self, header: Mapping[str, Any], *vectors: Vector, arrays: Arrays | None = None) -> None:
+        """Send a message with its vectors and named arrays."""
         with self.held_to_account():
-            self._wire.send(header, *vectors)
+            self._wire.send(header, *vectors, arrays=arrays)
 
     def hear(self, wait_s: float) -> dict[str, Any] | None:
         """Return the next message of the process, None if none comes within `wait_s`."""
@@ -96,6 +96,11 @@ class WorkerProcess:
         """Return the vectors that follow the message `header`, if they have these sizes."""
         with self.held_to_account():
             return self._wire.vectors(header, sizes)
+
+    def arrays(self, header: Mapping[str, Any], max_bytes: int) -> Arrays | None:
+        """Return the named arrays behind the vectors of the message `header`, None if it has none."""
+        with self.held_to_account():
+            return self._wire.arrays(header, max_bytes)
 
     @contextlib.contextmanager
     def held_to_account(self) -> Iterator[None]:

@@ -25,7 +25,8 @@ from pydantic_core import PydanticUndefined
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_codec_rules import CodecBook
 from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
-from thinwire.core.plan_schema import PrivacySection, Sections
+from thinwire.core.plan_schema import Sections
+from thinwire.core.plan_text import delta_left_out
 
 MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 10 us and 1 kB
 MAX_EXPLAINED = 1000  # errors of a plan: nobody reads more, and to explain all of MAX_VALUES takes a second
@@ -54,12 +55,7 @@ class RunPlan(Sections):
         privacy = raw.get("privacy") if isinstance(raw, Mapping) else None
         if not isinstance(privacy, Mapping) or "delta" in privacy or privacy.get("mode", "off") == "off":
             return raw
-        of, key = ("privacy", "records") if privacy["mode"] == "example" else ("cohort", "clients")
-        count = table.get(key) if isinstance(table := raw.get(of), Mapping) else None
-        default = PrivacySection.model_fields["delta"].default
-        if not isinstance(count, int) or 10 * count * default <= 1:
-            return raw
-        return {**raw, "privacy": {**privacy, "delta": 1 / (10 * count)}}
+        return {**raw, "privacy": {**privacy, "delta": delta_left_out(raw)}}
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None, option: str = "--set") -> RunPlan:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
 
-from thinwire.core.plan_schema import Sections
+from thinwire.core.plan_schema import PrivacySection, Sections
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
+MOST_CLIENTS = 2**60  # or records: the most of `Count` in core/plan_schema.py
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML reads without quotes
 
 
@@ -46,6 +47,18 @@ def is_default(field: FieldInfo, value: Any) -> bool:
     return not field.is_required() and default_of(field) == value
 
 
+def delta_left_out(raw: Mapping[str, Any]) -> float:
+    """Return the delta of a plan that leaves it out: at most 1 / (10 clients), or 1 / (10 records) in mode example."""
+    default, privacy = float(PrivacySection.model_fields["delta"].default), raw.get("privacy")
+    if not isinstance(privacy, Mapping) or privacy.get("mode", "off") == "off":
+        return default
+    of, key = ("privacy", "records") if privacy["mode"] == "example" else ("cohort", "clients")
+    count = table.get(key) if isinstance(table := raw.get(of), Mapping) else None
+    if not isinstance(count, int) or not 1 / (10 * default) < count <= MOST_CLIENTS:  # no plan with more is read
+        return default
+    return 1 / (10 * count)
+
+
 def sparse(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the keys of a plan whose values differ from their defaults, by section.
 
@@ -55,7 +68,10 @@ def sparse(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for section, name, field in plan_keys():
         table = values.get(section)
-        if isinstance(table, Mapping) and name in table and not is_default(field, table[name]):
+        if not isinstance(table, Mapping) or name not in table:
+            continue
+        left_out = default_of(field) if (section, name) != ("privacy", "delta") else delta_left_out(values)
+        if field.is_required() or table[name] != left_out:
             found.setdefault(section, {})[name] = table[name]
     return found
 

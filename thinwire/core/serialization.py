@@ -36,8 +36,8 @@ MAX_HEADER_BYTES = 4 * 2**20  # of an assignment, and of a reply's header for th
 FREE_HEADER_BYTES = 96 * 2**10  # of a reply's header in any run: ids, a codec, metrics in any script
 MAX_KEPT_BYTES = MAX_HEADER_BYTES + 1024  # of a header in the spool, which a line with six numbers follows
 MAX_PARTS = 65_536
-MAX_METRICS = 64 + 2  # metrics of a task, and its loss in evaluation and in training
-MAX_METRIC_LETTERS = 64  # of a metric's name after "eval/"
+MAX_METRICS = 64 + 16 + 3  # of a task's evaluation and of its own train(); its two losses, and `eval/personal`
+MAX_METRIC_LETTERS = 64  # of a metric's name after "eval/" or "train/"
 MAX_NAME = 1024  # characters of an id, a name or a digest
 MAX_INT = 2**63 - 1
 MAX_EXAMPLES = 2**40
@@ -47,7 +47,7 @@ MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients s
 ROUNDING = 1e-6  # of an accuracy, whose sum may come from means in float32
 MAX_NORM = 1e100  # its square is finite
 MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
-EVAL = "eval/"
+EVAL, TRAIN = "eval/", "train/"
 ASSIGNMENT_ID = re.compile(r"[!\"$-.0->@-~]+")  # part of a path: printable ASCII without space, #, / and ?
 
 
@@ -306,7 +306,7 @@ def _metrics(raw: Any) -> dict[str, tuple[float, float]]:
         raise ValueError(f"{len(raw)} metrics, at most {MAX_METRICS} are read")
     metrics = {_name(k): (_float(total), _float(count)) for k, (total, count) in raw.items()}
     for name, (total, count) in metrics.items():
-        if len(name.removeprefix(EVAL)) > MAX_METRIC_LETTERS:
+        if len(name.removeprefix(EVAL if name.startswith(EVAL) else TRAIN)) > MAX_METRIC_LETTERS:
             raise ValueError(f"the metric {name!r} has more than {MAX_METRIC_LETTERS} letters")
         if abs(total) > MAX_METRIC or not (count == 0 or MIN_COUNT < count < MAX_METRIC):
             raise ValueError(f"{name} is {total} over {count}")

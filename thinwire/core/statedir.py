@@ -102,6 +102,10 @@ class AggregatorHome:
         """Return the directory of sweeps: it has one directory for each group of simulated runs."""
         return self.root / SWEEPS
 
+    def simulation(self, run_id: str) -> Path:
+        """Return the file that describes a simulation which outlives its process, in the folder of its clients."""
+        return self.root / "simulated" / run_id / "simulation.json"
+
     def owner(self, run_id: str) -> Path:
         """Return the lock file of the process that simulates this run or transfers it; it is in no backup."""
         return self.root / "runs" / run_id / ".owner"
@@ -321,6 +325,15 @@ def own(path: Path) -> Iterator[None]:
     with lock_file(draft) as descriptor:
         write_about(descriptor, {"host": socket.gethostname()})
         os.replace(draft, path)
+        yield
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def take_over(path: Path) -> Iterator[None]:
+    """Hold the lock file of a process that has died, as `own` holds a new one; raise `Held` if another process does."""
+    with lock_file(path) as descriptor:
+        write_about(descriptor, {"host": socket.gethostname()})
         yield
         path.unlink(missing_ok=True)
 

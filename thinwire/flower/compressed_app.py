@@ -14,7 +14,7 @@ records of metrics, and arrays that are no floats pass as they are.
 and after the last update, and the number of its round. The next message says the number of the last update that was
 decoded. If it is not the number in the context, the update was lost, and the state before it counts. So a message that
 is answered twice gives the same bits twice. A SuperNode that was restarted has no state: it begins without a residual,
-and what the residual had is lost.
+and what the residual had is lost. So does a node whose state is that of another strategy of the app, by its `by`.
 
 Invariant: with the codec `identity` the strategy gets the bits that it would get without us. Other codecs add the
 decoded update to the sent arrays in float32, so a float64 array comes back with the precision of float32.
@@ -23,6 +23,7 @@ decoded update to the sent arrays in float32, so a float64 array comes back with
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -61,11 +62,10 @@ Call = Callable[[Message, Context], Message]
 def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
     """Return the first of a ClientApp's mods: it compresses the arrays of replies to training messages.
 
-    The strategy says the codec. `spec` replaces it for this client; the strategy decodes each frame by its own spec, so
-    give it to both ends or to the strategy alone. Without `wrap` around the strategy nothing is changed.
+    The strategy's messages name the codec. With `spec`, the client accepts only messages that name the same one, and
+    raises `UsageError` for others. Without `wrap` around the strategy the mod changes no reply.
     """
-    if spec:
-        parse(spec)
+    accepted = parse(spec).spec if spec else ""
 
     def compress(message: Message, context: Context, call_next: Call) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
@@ -74,8 +74,8 @@ def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
         if OURS not in message.content.config_records:
             return call_next(message, context)
         told = message.content.config_records[OURS]
-        expected, number, reached = _terms(told)
-        if spec and spec != expected:
+        expected, number, reached, by = _terms(told)
+        if accepted and accepted != expected:
             raise UsageError(
                 f"this client compresses with {spec}, and the strategy expects {expected}",
                 why="the strategy decodes with its own codec",
@@ -88,25 +88,30 @@ def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
         node, run = message.metadata.dst_node_id, Key(message.metadata.run_id)
         reply = call_next(message, context)
         if reply.has_content() and expected != "identity":
-            turn = Turn(number, reached, derive(run, "flower", node, number))
-            compress_reply(reply.content, base, expected, turn, context)
+            terms = UpdateTerms(number, reached, by, derive(run, "flower", node, number))
+            compress_reply(reply.content, base, expected, terms, context)
         return reply
 
     return compress
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The number of an update, that of the last one that the strategy decoded, and the key of its codec."""
+class UpdateTerms:
+    """Holds what one update depends on beside its arrays: its number, and the key of its codec's random draws.
+
+    `reached` is the number of the node's last update that the strategy decoded, 0 if there is none, and `by` the id of
+    that strategy.
+    """
 
     number: int
     reached: int
+    by: str
     key: Key
 
 
-def _terms(told: ConfigRecord) -> tuple[str, int, int]:
+def _terms(told: ConfigRecord) -> tuple[str, int, int, str]:
     try:
-        return str(told["spec"]), int(told["number"]), int(told["reached"])  # type: ignore[arg-type]
+        return str(told["spec"]), int(told["number"]), int(told["reached"]), str(told["by"])  # type: ignore[arg-type]
     except (LookupError, TypeError, ValueError) as error:
         raise BadPayload("a message that does not say its codec, its number and the last number") from error
 
@@ -144,7 +149,7 @@ def received(content: RecordDict, told: ConfigRecord) -> dict[str, ArrayRecord]:
 
 
 def compress_reply(
-    content: RecordDict, base: Mapping[str, ArrayRecord], spec: str, turn: Turn, context: Context
+    content: RecordDict, base: Mapping[str, ArrayRecord], spec: str, terms: UpdateTerms, context: Context
 ) -> None:
     """Replace the float arrays of a reply by their encoded difference to `base`, and keep the state in the context.
 
@@ -156,7 +161,7 @@ def compress_reply(
         log.warning("float arrays %s are sent whole: the message had none of that shape", sorted(whole))
     if not floats.layout.size:
         return
-    state = _state(context, turn.reached)
+    state = _state(context, terms)
     change = floats.vector(records)
     change -= floats.vector(base)
     codec = encoder(spec, UplinkSection(codec=spec), floats.layout)
@@ -165,23 +170,23 @@ def compress_reply(
         fresh = codec.init(segment.index)
         held = {name: state.get(f"{segment.index}/{name}", array) for name, array in fresh.items()}
         held = {name: held[name] if held[name].shape == array.shape else array for name, array in fresh.items()}
-        encoded = codec.encode(change[segment.span], held, turn.key, segment.index)
+        encoded = codec.encode(change[segment.span], held, terms.key, segment.index)
         frames.append(bytes(encoded.payload))
         after |= {f"{segment.index}/{name}": array for name, array in encoded.state.items()}
     context.state[BEFORE] = _record(state)
     context.state[AFTER] = _record(after)
-    context.state[OURS] = ConfigRecord({"number": turn.number})
+    context.state[OURS] = ConfigRecord({"number": terms.number, "by": terms.by})
     for name, record in records.items():
         content[name] = floats.others(name, record)
     content[OURS] = ConfigRecord({"frames": frames, **floats.told()})
 
 
-def _state(context: Context, reached: int) -> State:
+def _state(context: Context, terms: UpdateTerms) -> State:
     """Return the codec's state for the next update: that after the last update if it was decoded, else before it."""
-    if OURS not in context.state.config_records:
+    last = context.state.config_records.get(OURS)
+    if last is None or last.get("by") != terms.by:
         return {}
-    number = context.state.config_records[OURS]["number"]
-    kept = context.state.array_records[AFTER if number == reached else BEFORE]
+    kept = context.state.array_records[AFTER if last["number"] == terms.reached else BEFORE]
     return {name: array.numpy() for name, array in kept.items()}
 
 
@@ -196,13 +201,14 @@ def _frames(given: Any) -> list[bytes]:
 
 
 class Compressing:
-    """What `wrap` puts in front of a strategy's own class: the messages of a training round and their replies."""
+    """Encodes the messages of a training round and decodes their replies: `wrap` puts it before a strategy's class."""
 
     uplink_payload: int  # bytes of the frames of all decoded updates
     uplink_dense: int  # bytes of the same updates in float32
     _spec: str
     _down: str
     _sent: dict[int, tuple[Message, dict[str, ArrayRecord]]]  # node -> its message, and the arrays that its app got
+    _by: str  # which strategy numbers the rounds: an app may have several
     _number: int  # of the training round: it never goes back, also if the strategy is started twice
     _reached: dict[int, int]  # node -> number of its last update that was decoded
 
@@ -227,6 +233,7 @@ class Compressing:
             node = message.metadata.dst_node_id
             ours = ConfigRecord(dict(down.config_records.get(OURS, {})))
             ours["spec"], ours["number"], ours["reached"] = self._spec, self._number, self._reached.get(node, 0)
+            ours["by"] = self._by
             about = message.metadata
             sent = Message(
                 RecordDict({**down, OURS: ours}), node, about.message_type,
@@ -302,11 +309,15 @@ def wrap(strategy: Strategy, spec: str = DEFAULT, *, down: str = "identity") -> 
     require_message_strategy(strategy)
     encoder(spec, UplinkSection(codec=spec), Layout.of({"any": (64,)}))
     if down not in DOWN:
-        raise CodecError(f"down = {down!r}", why="it has no state on either end", hint=" or ".join(map(repr, DOWN)))
+        raise CodecError(
+            f"down = {down!r}",
+            why="the models are sent with a codec that keeps no state",
+            hint=" or ".join(map(repr, DOWN)),
+        )
     kind = type(strategy)
     made: Any = object.__new__(type(f"Compressed{kind.__name__}", (Compressing, kind), {}))
-    vars(made).update(vars(strategy), _spec=spec, _down=down, _sent={}, _number=0, _reached={})
-    vars(made).update(uplink_payload=0, uplink_dense=0)
+    vars(made).update(vars(strategy), _spec=parse(spec).spec, _down=down, _sent={}, _number=0, _reached={})
+    vars(made).update(_by=secrets.token_hex(8), uplink_payload=0, uplink_dense=0)
     compressed_one: Strategy = made
     return compressed_one
 

@@ -57,9 +57,14 @@ class Floats:
         """Return the places that a message describes; raise `BadPayload` if it does not."""
         try:
             rows = zip(told["records"], told["arrays"], told["dtypes"], told["shapes"], strict=True)
-            return cls(tuple((r, a, d, tuple(int(n) for n in s.split(",") if n)) for r, a, d, s in rows))
+            places = tuple((r, a, d, tuple(int(n) for n in s.split(",") if n)) for r, a, d, s in rows)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise BadPayload("a message that does not describe its arrays") from error
+        if len({place[:2] for place in places}) < len(places):  # each row would ask for the memory of its array again
+            raise BadPayload("a message that describes an array twice")
+        if any(size < 0 for *_, shape in places for size in shape):
+            raise BadPayload("a message that describes an array of a negative size")
+        return cls(places)
 
     def told(self) -> dict[str, list[str]]:
         """Return the description of the places in a message."""

@@ -48,7 +48,7 @@ from flwr.serverapp import Grid, ServerApp  # isort: skip
 if TYPE_CHECKING:
     from thinwire.server.aggregator import RoundAggregator
     from thinwire.server.model_store import Versions
-    from thinwire.server.round_close import AggregationDone
+    from thinwire.server.round_close import AggregatedUpdate
 
 
 ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
@@ -201,7 +201,7 @@ class StockRun:
         from thinwire.server.evaluation import pooled
         from thinwire.server.policy.assignment_terms import work_of
         from thinwire.server.policy.weight_caps import caps_of
-        from thinwire.server.round_close import aggregated_without, refolded
+        from thinwire.server.round_close import aggregated_without, refold
 
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
         model_file = (self.folder / stored.file).read_bytes()
@@ -210,7 +210,7 @@ class StockRun:
             for node in nodes
         }
         fold: RoundAggregator
-        aggregated: dict[int, AggregationDone]
+        aggregated: dict[int, AggregatedUpdate]
         new = partial(
             RoundAggregator, self.plan, versions.layout, codec, self._weights,
             counters=stored.counters, steps_of=lambda header: work.steps,
@@ -234,7 +234,7 @@ class StockRun:
             new, found = partial(new, caps=caps), UpdateId.parse(update_id)
             print(f"thinwire: round {number}: {found.device}: {capped_text(capped)}", flush=True)
         if "caps" in new.keywords:
-            fold = refolded(new, list(aggregated.values()))
+            refold(fold := new(), list(aggregated.values()))
         if not fold.fits():
             fold, spoilers = aggregated_without(new, list(aggregated.values()))
             for node in [node for node, (header, _, _) in aggregated.items() if header in spoilers]:

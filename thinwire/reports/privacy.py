@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from thinwire.core.errors import DataLost
@@ -115,14 +116,16 @@ def ledger(rows: Sequence[PrivacyRow], runs: Mapping[str, RunRow]) -> list[Spend
     `rows` are all entries of the populations of interest, and `runs` gives each run's plan. A run whose plan is not
     known is counted at the default delta.
     """
-    of_run, spent = defaultdict[tuple[str, str], list["PrivacyRow"]](list), _by_client(rows)
+    of_run, spent = defaultdict[tuple[str, str], Tally](Tally), _by_client(rows)
     for row in rows:
         if row.run_id and row.release:
-            of_run[row.population, row.run_id].append(row)
-    return [
-        spending_from(entries, spent[population], privacy_section(runs[run_id]) if run_id in runs else PrivacySection())
-        for (population, run_id), entries in of_run.items()
-    ]
+            of_run[row.population, row.run_id].add(row)
+    found = []
+    for (population, run_id), tally in of_run.items():
+        clients = spent[population] if EVERYONE in tally.own else tally.own
+        privacy = privacy_section(runs[run_id]) if run_id in runs else PrivacySection()
+        found.append(tally.spending([spent[population][client] for client in clients], privacy))
+    return found
 
 
 def _by_client(rows: Iterable[PrivacyRow]) -> dict[str, dict[str, Counter[str]]]:
@@ -139,35 +142,46 @@ def _by_client(rows: Iterable[PrivacyRow]) -> dict[str, dict[str, Counter[str]]]
     }
 
 
-def spending_from(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]], privacy: PrivacySection) -> Spending:
-    """Return what one run spent, by its entries and by what the clients of its population spent in all runs."""
-    own, rounds = defaultdict[str, Counter[str]](Counter), defaultdict[str, set[int]](set)
-    for row in rows:
+class Tally:
+    """Adds up what one run spends, entry by entry: one more entry costs as much after thousands as after none."""
+
+    def __init__(self) -> None:
+        self.own = defaultdict[str, Counter[str]](Counter)  # client -> its releases in this run
+        self._rounds, self._of_client = dict[int, bool](), defaultdict[str, set[int]](set)
+        self._releases, self._run = dict[str, int](), ("", "")
+
+    def add(self, row: PrivacyRow) -> None:
+        """Add an entry of the run."""
+        self._run, self._releases[row.release] = (row.run_id, row.population), 1
+        self._rounds[row.round] = self._rounds.get(row.round, False) or row.state == "committed"
         for client in row.devices or (EVERYONE,):
-            own[client][row.release] += row.count
-            rounds[client].add(row.round)
-    try:
-        releases = list(releases_of({row.release: 1 for row in rows}))
-    except DataLost:  # a newer version wrote it
-        releases = []
-    whose, everything = list(spent.values()) if EVERYONE in own else [spent[client] for client in own], Counter[str]()
-    for counts in whose:
-        everything += counts
-    noises = [math.sqrt(one.variance) / one.sensitivity for one in releases if one.sensitivity]
-    return Spending(
-        rows[0].run_id, rows[0].population, privacy.mode, privacy.delta,
-        reserved=len({row.round for row in rows}),
-        released=len({row.round for row in rows if row.state == "committed"}),
-        clients=len(own.keys() - {EVERYONE}),
-        participations=max(map(len, rounds.values()), default=0),
-        epsilon_run=largest_epsilon(own.values(), privacy.delta),
-        epsilon=largest_epsilon(whose, privacy.delta),
-        distributions=tuple(sorted({one.distribution for one in releases})),
-        noise_to_sensitivity=min(noises, default=None),
-        sensitivity=max((one.sensitivity for one in releases), default=None),
-        of_records=bool(releases) and _is_of_records(everything),
-        rate=privacy.sampling_rate or 1.0,
-    )  # fmt: skip
+            self.own[client][row.release] += row.count
+            self._of_client[client].add(row.round)
+
+    def spending(self, whose: Sequence[Counter[str]], privacy: PrivacySection) -> Spending:
+        """Return what the run spent; `whose` are the releases of each of its clients in all runs of the population."""
+        try:
+            releases = list(releases_of(self._releases))
+        except DataLost:  # a newer version wrote it
+            releases = []
+        everything = Counter[str]()
+        for counts in whose:
+            everything += counts
+        noises = [math.sqrt(one.variance) / one.sensitivity for one in releases if one.sensitivity]
+        return Spending(
+            *self._run, privacy.mode, privacy.delta,
+            reserved=len(self._rounds),
+            released=sum(self._rounds.values()),
+            clients=len(self.own.keys() - {EVERYONE}),
+            participations=max(map(len, self._of_client.values()), default=0),
+            epsilon_run=largest_epsilon(self.own.values(), privacy.delta),
+            epsilon=largest_epsilon(whose, privacy.delta),
+            distributions=tuple(sorted({one.distribution for one in releases})),
+            noise_to_sensitivity=min(noises, default=None),
+            sensitivity=max((one.sensitivity for one in releases), default=None),
+            of_records=bool(releases) and _is_of_records(everything),
+            rate=privacy.sampling_rate or 1.0,
+        )  # fmt: skip
 
 
 def _is_of_records(spent: Mapping[str, int]) -> bool:
@@ -181,10 +195,16 @@ def largest_epsilon(spendings: Iterable[Mapping[str, int]], delta: float) -> flo
     """Return the largest epsilon of several clients, None without a bound; equal spendings are counted once."""
     distinct = {frozenset(one.items()) for one in spendings}
     try:
-        found = max((epsilon_of(dict(one), delta) for one in distinct), default=0.0)
+        found = max((_epsilon_of(one, delta) for one in distinct), default=0.0)
     except DataLost:
         return None
     return found if math.isfinite(found) else None
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_of(spent: frozenset[tuple[str, int]], delta: float) -> float:
+    """Return the epsilon of these releases with their counts; the clients of a run spend the same again and again."""
+    return epsilon_of(dict(spent), delta)
 
 
 def spent_text(spending: Spending, budget: float | None = None) -> str:

@@ -16,9 +16,9 @@ from thinwire.core.formatting import rounded_up
 from thinwire.reports.privacy import (
     EVERYONE,
     Spending,
+    Tally,
     assumptions,
     largest_epsilon,
-    spending_from,
     spent_text,
 )
 from thinwire.store.read_models import population_of, privacy_section
@@ -62,8 +62,10 @@ class SpendingHistory:
 
     def _forget(self) -> None:
         self._last, self._entries, self._parts = 0, 0, 0
-        self._own, self._rows = defaultdict[str, Counter[str]](Counter), list["PrivacyRow"]()
+        self._tally = Tally()
         self._all, self._alike = defaultdict[str, Counter[str]](Counter), Counter[str]()
+        self._have_spent, self._all_have_spent = set[str](), False  # since the last entry of the run
+        self._largest: tuple[float | None, float | None] = (0.0, 0.0)
         self._spending: Spending | None = None
         self.by_round = dict[int, tuple[float | None, float | None]]()
 
@@ -100,28 +102,46 @@ class SpendingHistory:
             self._parts += len(row.devices)
             if row.release and not row.devices:  # settled, or of a run with Poisson sampling
                 self._alike[row.release] += row.count
-                if row.run_id == run.run_id:
-                    self._own[EVERYONE][row.release] += row.count
+                self._all_have_spent = True
             for client in row.devices:
                 self._all[client][row.release] += row.count
-                if row.run_id == run.run_id:
-                    self._own[client][row.release] += row.count
+            self._have_spent.update(row.devices)
             if row.run_id == run.run_id and row.release:
-                self._rows.append(row)
-                own = largest_epsilon(self._own.values(), delta)
-                self.by_round[row.round] = own, largest_epsilon(self._whole().values(), delta)
+                self._tally.add(row)
+                self.by_round[row.round] = self._largest = self._after(row, delta)
 
-    def _whole(self) -> dict[str, Counter[str]]:
-        """Return what each client of the run has spent in all runs of the population."""
-        clients = {*self._all, *self._own} if EVERYONE in self._own else self._own.keys()
-        return {client: self._all.get(client, Counter()) + self._alike for client in clients}
+    def _after(self, row: PrivacyRow, delta: float) -> tuple[float | None, float | None]:
+        """Return the largest epsilons after an entry of the run.
+
+        No epsilon ever falls, so only the clients that have spent since the run's last entry are looked at.
+        """
+        own = self._tally.own
+        run = largest_epsilon((own[client] for client in row.devices or (EVERYONE,)), delta)
+        some = (self._all[client] + self._alike for client in self._have_spent & own.keys())
+        every = largest_epsilon(self._whole() if self._all_have_spent else some, delta)
+        self._have_spent.clear()
+        self._all_have_spent = False
+        return _larger(self._largest[0], run), _larger(self._largest[1], every)
+
+    def _whole(self) -> list[Counter[str]]:
+        """Return what the clients of the run have spent in all runs of the population, equal spendings once."""
+        own = self._tally.own
+        clients = {*self._all, *own} if EVERYONE in own else own.keys()
+        distinct = {frozenset(self._all[client].items()) for client in clients & self._all.keys()}
+        distinct |= {frozenset()} if clients - self._all.keys() else set()
+        return [Counter(dict(one)) + self._alike for one in distinct]
 
     def _spent(self, run: RunRow, population: str) -> Spending:
         privacy = privacy_section(run)
-        if not self._rows:
+        if not self._tally.own:
             rate = privacy.sampling_rate or 1.0
             return Spending(run.run_id, population, privacy.mode, privacy.delta, rate=rate)
-        return spending_from(self._rows, self._whole(), privacy)
+        return self._tally.spending(self._whole(), privacy)
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    """Return the larger of two epsilons; None, which has no bound, is the largest."""
+    return None if one is None or other is None else max(one, other)
 
 
 def right_guesses(epsilon: float, delta: float) -> float:

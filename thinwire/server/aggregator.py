@@ -84,6 +84,8 @@ class RoundAggregator:
     Invariant: an update is added completely or not at all.
     """
 
+    steps_apart = False  # True: a step takes so long that other runs must go on meanwhile
+
     def __init__(
         self,
         plan: RunPlan,

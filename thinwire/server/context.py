@@ -108,6 +108,7 @@ class RunContext:
         self.measuring: dict[str, int] = {}  # assignment_id -> bytes sent, of assignments that only evaluate
         self.deferred: dict[str, ReplyHeader] = {}  # assignment_id -> a reply that a later round handles
         self.came_late: dict[str, bool] = {}  # assignment_id of a deferred reply -> whether it was late when it arrived
+        self.unread = list[Arrival]()  # what arrived while this run computed
         self._clock_base = self.past.elapsed_s - clock.now()
         self._stands_at: float | None = None  # seconds at which the run's clock stands still
         self.eligibility = Eligibility(
@@ -261,9 +262,10 @@ class RunContext:
         A device may lack the plan, or the version that an assignment builds on. Then the assignment is sent again with
         the missing part, and the callers do not see this failure.
         """
-        found = list[Arrival]()
+        found, unread, self.unread = list[Arrival](), self.unread, []
         # Seconds of the run are a sum of floats: a remainder of 1e-15 s would not move a clock, and never end.
-        for arrival in self.fleet.poll(max(wait_s, SHORTEST_S) if wait_s > 0 else 0.0):
+        wait_s = max(wait_s, SHORTEST_S) if wait_s > 0 and not unread else 0.0
+        for arrival in [*unread, *self.fleet.poll(wait_s)]:
             restarted = self.presence.take(arrival)
             if (again := self.sent.take(arrival, restarted)) is None:
                 found.append(arrival)

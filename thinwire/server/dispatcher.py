@@ -27,6 +27,8 @@ from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.store import Store
 
+KEPT_LOOK_S = 2.0  # period of the look whether runs without a driver, whose replies are kept, are over
+
 
 class RunFleet:
     """The fleet as the driver of one run sees it: `poll` suspends the driver, and returns what arrived for its run."""
@@ -103,6 +105,7 @@ class Dispatcher:
     presence: ConnectedDevices = field(default_factory=ConnectedDevices)
     drivers: dict[str, Driver] = field(default_factory=dict)
     _kept: dict[str, list[ReplyHeader]] = field(default_factory=dict)
+    _kept_looked_at: float = -math.inf
     _over: list[tuple[Driver, BaseException | None]] = field(default_factory=list)  # since the last turn of all
     _busy_since: float = math.inf  # the time since which some driver always has something to do
 
@@ -166,8 +169,11 @@ class Dispatcher:
 
     def receive(self, wait_s: float) -> None:
         """Poll the fleet once, and put what arrived into the mailboxes of the runs that it concerns."""
-        for run_id in [run_id for run_id in self._kept if not self._goes_on(run_id)]:
-            self.fleet.ack([one.update_id for one in self._kept.pop(run_id)])
+        now = self.clock.wall()  # which goes on while a full disk stops the other clock, and may be set back
+        if self._kept and abs(now - self._kept_looked_at) >= KEPT_LOOK_S:
+            self._kept_looked_at = now
+            for run_id in [run_id for run_id in self._kept if not self._goes_on(run_id)]:
+                self.fleet.ack([one.update_id for one in self._kept.pop(run_id)])
         for arrival in self.fleet.poll(wait_s):
             if isinstance(arrival, ClientConnected | ClientDisconnected):
                 self.presence.take(arrival)

@@ -31,6 +31,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.accounting import Budget, Release, epsilon
 from thinwire.privacy.noise_plan import participations_of
 from thinwire.server.model_store import Versions
+from thinwire.server.ordered_runs import require_allowed
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState, empty_state
 from thinwire.store import RunRow, Store
@@ -62,6 +63,7 @@ def extend_run(
         return row
     old = RunPlan.from_json(row.plan)
     _require_continuable(row, old, sets)
+    require_allowed(store, home, row.run_id)
     past = _state(store, row, old)
     plan = _plan(row, old, past, rounds, sets)
     _require_budget(store, row, plan, rounds)

@@ -8,7 +8,7 @@ the journals, and from the replies, which devices send again.
 A free device goes to the run with the fewest device-seconds divided by its `[run] priority`, among the runs that could
 use it now. An assignment counts once it is settled. So runs that always want devices get equal shares (start-time fair
 queueing, Goyal et al. 1996). A run that begins, was paused, or waited for offline devices starts level with the run
-that has used least: nobody saves up time. `RoundOpened.device_s` journals what each run has used, so a restarted
+that has used least, so no run saves up time. `RoundOpened.device_s` journals what each run has used, so a restarted
 aggregator makes the same decision.
 
 The runs that want devices decide one after the other, the one that has used least first, and only when no driver has
@@ -95,7 +95,11 @@ class DeviceLeases:
         leases: bool = True,
         replied: Callable[[], Container[str]] = tuple,
     ) -> None:
-        """Add a run that becomes active. One that `begins`, or goes on after a pause, saves up no time."""
+        """Add a run that becomes active; `ledger`, `elapsed`, `replied` and `leases` are those of its `RunShare`.
+
+        A run that `begins` or goes on after a pause starts level with the run that has used least. Without `begins` it
+        was resumed after a restart, and has used what its ledger says.
+        """
         mine = RunShare(run_id, priority, ledger, elapsed, replied, leases=leases)
         if begins:
             mine.raise_to(min((one.used_s for one in self._runs.values() if one.leases), default=0.0))

@@ -4,8 +4,9 @@ The order is a row of `store.commands` with the plan, so it survives a crash. Th
 layout is the one that devices report or that an earlier run had (store/task_layouts.py). The first model comes from
 another run, from a file that `aggregator.toml` allows, from an upload, or from a device.
 
-Invariant: an order makes one run that begins, or none if it is refused. It is answered in the transaction that queues
-the run; a crash before it leaves a run that never starts, and the next start of the service carries the order out.
+Invariant: an order makes one run, or none if it is refused. It names the run in the transaction that makes the run's
+row, and is answered in the one that queues the run. After a crash between them the next start of the service carries
+the order out again, and completes the same run.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.owner_file import aggregator_file
 from thinwire.core.personal_layers import shared_layout
-from thinwire.core.plan import RunPlan
+from thinwire.core.plan import Problem, RunPlan
 from thinwire.core.plan_names import UPLOAD, installed, named_model, refused_names, upload_id
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Fixed, Vector
 from thinwire.server.model_files import model_of_run, read_model_file
 from thinwire.server.submit import submit
-from thinwire.store import Order, Store
+from thinwire.store import START_RUN, Order, Store
 from thinwire.store.task_layouts import known_task
 
 NO_VALUES = np.zeros(0, np.float32)
@@ -89,15 +90,38 @@ class RunStarter:
 def start(store: Store, home: AggregatorHome, order: Order) -> str:
     """Make the run of an order, queue it and return its id; raise a `ThinwireError` if it is refused."""
     plan = prepared(RunPlan.from_json(order.args["plan"]))
-    allow = aggregator_file(home.root.parent).allow
-    if problems := refused_names(plan, codecs.own_names(), allow, installed()):
-        raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
+    _require_allowed(plan, home)
     made = first_model(store, home, plan)
     require_space(home.root, made.layout.size * FLOAT_BYTES)
     return submit(
         store, home, plan, made.layout, made.params, made.buffers, made.counters, made.report, fixed=made.fixed,
         order=order.id,
     )  # fmt: skip
+
+
+def require_allowed(store: Store, home: AggregatorHome, run_id: str) -> None:
+    """Raise `PlanError` if a run that was ordered names code that `aggregator.toml` does not allow any more.
+
+    It is called before a run begins or goes on, and so before any of that code is imported. A run that a person typed
+    on the machine may name any code. The file of a first model is not looked at: the run has read it.
+    """
+    if store.commands.args_of(START_RUN, run_id):
+        _require_allowed(RunPlan.from_json(store.run(run_id).plan), home, code_only=True)
+
+
+def _require_allowed(plan: RunPlan, home: AggregatorHome, code_only: bool = False) -> None:
+    """Raise `PlanError` for the first name of code or of a file that `aggregator.toml` does not allow now.
+
+    The file is not read for a plan that names nothing: an operator may be editing it.
+    """
+    own, others = codecs.own_names(), installed()
+
+    def refused(allow: Sequence[str]) -> list[Problem]:
+        found = refused_names(plan, own, allow, others)
+        return [one for one in found if not (code_only and one.place == ("run", "init"))]
+
+    if refused(()) and (problems := refused(aggregator_file(home.root.parent).allow)):
+        raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
 
 
 def prepared(plan: RunPlan) -> RunPlan:

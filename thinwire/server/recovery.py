@@ -1,11 +1,12 @@
 """After a restart the open round is rebuilt: its state machine replays the events that the journal holds.
 
-The replayed round continues as if the aggregator had never stopped. It aggregates the accepted updates again, in the
-order of the journal, so the model is the same to the bit.
+The replayed round continues as if the aggregator had never stopped. It aggregates the accepted updates again from the
+spool, in the order of the journal, so the model is the same to the bit. An assignment with an accepted reply is not
+sent again. If its device repeats the reply, the round ignores the copy and acknowledges the reply when it closes.
 
 Recovery rebuilds, and sends nothing. `RoundMode.sent_again` gives the outstanding assignments of other rounds that the
 run sends again, in a pipelined run those of all rounds; `RoundRunner.run` sends those of the open round, in a pipelined
-run none. The whole way of a failure: docs/explain/a-round.md, "When a part fails".
+run none. docs/explain/a-round.md, "When a part fails", describes what follows each failure.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def _refold(one: RoundRunner, now: RoundProgress) -> None:
 def replayed(now: RoundProgress, one: RoundRunner) -> round_events.Told:
     """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
+    if isinstance(one, SecureRoundRunner):
+        yield from one.aborted()
     for event in now.since:
         match event:
             case ClientSelected(device=device, assignment_id=assignment_id):

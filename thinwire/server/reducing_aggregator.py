@@ -33,17 +33,19 @@ from thinwire.server.policy.weight_caps import WeightCaps
 def new_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> RoundAggregator:
     """Return an empty aggregator of the plan's kind, for so many updates; further arguments: `RoundAggregator`.
 
-    Raise `ThinwireError` if the updates are to be kept and the disk has too little space for them.
+    The space of updates that are to be kept is taken at once; `ThinwireError` if the disk has too little of it.
     """
     if plan.server.reduce == "mean":
         return RoundAggregator(plan, *more)
     made = ReducingAggregator(folder, plan, *more)
-    made.rows.require_space(updates)
+    made.rows.allocate(updates)
     return made
 
 
 class ReducingAggregator(RoundAggregator):
     """Keeps the updates of one round as rows of a file in `folder`."""
+
+    steps_apart = True
 
     def __init__(self, folder: Path, plan: RunPlan, layout: Layout, *more: Any) -> None:
         super().__init__(plan, layout, *more)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -20,10 +21,12 @@ from thinwire.server.aggregator import Frames, RoundAggregator
 from thinwire.server.evaluation import names_in, pooled
 from thinwire.server.policy.weight_caps import caps_of, largest_norm
 from thinwire.server.round_events import RoundResult
-from thinwire.server.round_runner import RoundRunner
+from thinwire.server.round_runner import AGGREGATION_WAIT_S, RoundRunner
 from thinwire.server.state.model_history import MEASURED, TRAINED
 from thinwire.store import MeasureRow
 from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, work_key
+
+Stepped = tuple[RoundResult, dict[str, Capped]]  # the final result, and the updates that count less
 
 
 def finish(one: RoundRunner) -> None:
@@ -42,7 +45,8 @@ def finish(one: RoundRunner) -> None:
     if closed.reason not in NO_STEP and (why := running.mode.withheld(running, one.opened.round)):
         closed = RoundResult("aborted", (), (*closed.dropped, *closed.aggregated), closed.outstanding, why)
     if closed.reason not in NO_STEP:
-        closed, capped = _stepped(one, closed, events)
+        step = partial(_stepped, one, closed, events)
+        closed, capped = _apart(one, step) if one.fold.steps_apart and not running.simulated else step()
     if closed.reason not in NO_STEP:
         version += 1
         stepped = time.perf_counter()
@@ -88,6 +92,21 @@ def finish(one: RoundRunner) -> None:
     one.over()
 
 
+def _apart(one: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
+    """Return what a step returns that is made by a thread of its own, and let other runs work meanwhile.
+
+    What arrives for this run is handled after the step, as if the step had taken no time.
+    """
+    running = one.running
+    with ThreadPoolExecutor(1, thread_name_prefix="step") as worker:
+        made = worker.submit(step)
+        while wait([made], timeout=AGGREGATION_WAIT_S).not_done:
+            if not running.past.ledger.busy:
+                running.leases.want(running.run_id, one.machine.assignments)  # for the next round, as while it sums
+            running.unread += running.fleet.poll(0.0)
+        return made.result()
+
+
 def _window(one: RoundRunner, closed: RoundResult) -> list[float]:
     """Return the norms of the round's updates, if the plan bounds those of later rounds by a quantile of them."""
     if not isinstance(one.plan.server.max_norm, str) or closed.reason in NO_STEP:
@@ -128,7 +147,7 @@ def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
     return [] if running.simulated else running.known.news(now)
 
 
-def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tuple[RoundResult, dict[str, Capped]]:
+def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
     """Move the model by the round's updates; return the final result, and the updates that count less.
 
     If the sum is too large for a model, the step is made without the updates that caused this. They are dropped. If too
@@ -151,7 +170,7 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
     one.fold.close()  # frees the disk space of the old sum
     if again:
         one.fold = new()  # frees the memory of the old sum
-        one.fold = refolded(new, aggregated)
+        refold(one.fold, aggregated)
         if one.fold.fits():
             one.fold.step(one.running.model)
             return closed, capped
@@ -169,11 +188,11 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
 
 
 TOO_LARGE = "bad-payload: numbers too large to be added"
-AggregationDone = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
+AggregatedUpdate = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
 
 
 def aggregated_without(
-    new: Callable[[], RoundAggregator], aggregated: Sequence[AggregationDone]
+    new: Callable[[], RoundAggregator], aggregated: Sequence[AggregatedUpdate]
 ) -> tuple[RoundAggregator, list[ReplyHeader]]:
     """Return an aggregator of the updates whose sum fits, in their order, and the updates that are left out.
 
@@ -190,12 +209,10 @@ def aggregated_without(
     return fold, spoilers
 
 
-def refolded(new: Callable[[], RoundAggregator], aggregated: Sequence[AggregationDone]) -> RoundAggregator:
-    """Return an aggregator of these updates, added in their order."""
-    fold = new()
+def refold(fold: RoundAggregator, aggregated: Sequence[AggregatedUpdate]) -> None:
+    """Add updates that were aggregated before to an empty aggregator, in their order."""
     for header, frames, discount in aggregated:
         fold.add(header, frames, discount)
-    return fold
 
 
 def where_time_went(

@@ -68,8 +68,8 @@ def drive(
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
     disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
 
-    A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no later process resumes
-    it. Therefore `NotWritten` ends it as failed.
+    A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no aggregator resumes
+    it. Therefore `NotWritten` ends it as failed, unless it outlives its process.
     """
     clock, presence = clock or RealClock(), presence or ConnectedDevices()
     running = RunContext(run_id, store, fleet, home, clock, presence, stop, on_event, mode_of, leases)
@@ -82,7 +82,7 @@ def drive(
             _leave(running)
             end(running)
     except ThinwireError as error:
-        if isinstance(error, NotWritten) and not running.simulated:
+        if isinstance(error, NotWritten) and (not running.simulated or home.simulation(run_id).exists()):
             raise
         running.mode.abort(running)
         close(running, "failed", str(error), error.exit_code)

@@ -22,8 +22,9 @@ from thinwire.server.policy.assignment_terms import evaluation_deadline
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState
 from thinwire.server.tree_noise import erase_ended
-from thinwire.store import RunRow, Store
+from thinwire.store import START_RUN, RunRow, Store
 
+GO_ON = "the same call or command goes on with it"
 UNOWNED_S = 60.0  # a run has its owner file within milliseconds of its row; runs of early versions have none
 
 
@@ -92,11 +93,20 @@ def delete_messages(store: Store, home: AggregatorHome) -> None:
 def end_abandoned(store: Store, home: AggregatorHome) -> None:
     """Record the end of runs whose process has died: simulations, and runs whose submission was not completed.
 
-    No process resumes these runs, while an aggregator resumes a run on devices.
+    No process resumes these runs, while an aggregator resumes a run on devices, and completes the submission of a run
+    that was ordered from it. A simulation that was to outlive its process waits, with that reason, until the same call
+    goes on with it or a person stops it.
     """
+    ordered = {one.run_id for one in store.commands.pending() if one.kind == START_RUN}
     for row in store.owned():
-        if (process := _dead(row, home)) and store.run(row.run_id).status not in ENDED:
+        if row.run_id in ordered:
+            continue
+        if (process := _dead(row, home)) and store.run(row.run_id).status == row.status:
             did = "simulated it" if row.source == "sim" else "was handing it over"
+            if row.status != "preparing" and home.simulation(row.run_id).exists():
+                waits = RunStatusChanged(time.time(), "waiting", f"{process}, which {did}, ended; {GO_ON}")
+                store.record(row.run_id, [waits] if row.status_text != waits.text else [])
+                continue
             said = f"{process}, which {did}, ended first: nobody goes on with it"
             close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said, 1))
     erase_ended(store, home)

@@ -6,7 +6,8 @@ aggregator, or by the same command again. The steps have an order in which no re
 1. The store marks the run as deleted, and journals by whom. From then on nobody reads it, and its id stays taken.
 2. Its rows go, in short transactions.
 3. Its files go: models, server optimizer states, downlink bundles, messages of secure rounds and keys of noise (all in
-   the run's folder), and its replies in the spool, those that were set aside included.
+   the run's folder), its replies in the spool, those that were set aside included, and the clients of a simulation that
+   outlived its process.
 
 Devices drop what they keep of the run when they learn that it is over. The run's row stays for this: a device that was
 offline learns it at its next registration.
@@ -38,13 +39,15 @@ KEEP_DAYS = "keep_days"  # who deletes by age, in the audit log and in `deleted_
 class Retention:
     """Deletes runs and records of devices that are older than the operator wants to keep; None: it deletes nothing.
 
-    Age is counted by the aggregator's clock. Runs are deleted by commands in the store, so a deletion that was killed
-    is completed by the next start. A run's sums by device follow at the first look after its own deletion.
+    Age is counted by the aggregator's clock. After a step of that clock ahead it deletes nothing before the next look,
+    because a clock that was set wrongly is soon set back, and nothing brings a deleted run back. Runs are deleted by
+    commands in the store, so a deletion that was killed is completed by the next start. A run's sums by device follow
+    at the first look after its own deletion.
     """
 
     def __init__(self, store: Store, clock: Clock, keep_days: int | None) -> None:
         self._store, self._clock, self._keep_days = store, clock, keep_days
-        self._looked_at = -math.inf
+        self._looked_at, self._looked_wall = -math.inf, -math.inf
         self._left: Iterator[None] = iter(())
 
     def step(self) -> None:
@@ -52,8 +55,12 @@ class Retention:
         if self._keep_days is None:
             return
         if self._clock.now() - self._looked_at >= RETAINED_S:
-            self._looked_at = self._clock.now()
-            before = self._clock.wall() - self._keep_days * DAY_S
+            since, wall = self._clock.now() - self._looked_at, self._clock.wall()
+            stepped = math.isfinite(since) and wall - self._looked_wall > since + RETAINED_S
+            self._looked_at, self._looked_wall = self._clock.now(), wall
+            if stepped:
+                return
+            before = wall - self._keep_days * DAY_S
             self._left = self._store.delete_expired(before)
             known = {one.run_id for one in self._store.commands.pending() if one.kind == "delete-run"}
             for run_id in self._store.expired_runs(before):
@@ -100,8 +107,9 @@ def removing(
     yield
     yield from store.delete_rows(run_id)
     drop_uploads(run_id)
-    for folder in (home.root / "runs", home.root / "spool", home.root / "spool" / UNREADABLE):
-        remove_folder(folder / run_id, home.durable)
+    places = [folder / run_id for folder in (home.root / "runs", home.root / "spool", home.root / "spool" / UNREADABLE)]
+    for folder in (*places, home.simulation(run_id).parent):
+        remove_folder(folder, home.durable)
         yield
 
 

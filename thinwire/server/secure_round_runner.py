@@ -45,6 +45,7 @@ from thinwire.server.round_runner import RoundRunner
 from thinwire.server.secure_mode import SecureRoundMachine
 from thinwire.server.secure_sum import SecureAggregator
 
+UNKEPT = "the secrets of its simulated clients were in the memory of a process that ended"
 STORED: tuple[Phase, ...] = ("advertise", "share", "agree")  # phases whose messages are kept until the round ends
 
 
@@ -57,8 +58,13 @@ class SecureRoundRunner(RoundRunner):
     def __init__(self, running: RunContext, opened: RoundOpened) -> None:
         super().__init__(running, opened)
         self._files = PhaseFiles(running.home.messages(running.run_id), opened.round, running.simulated)
-        self._unreadable = ""  # why the messages of a closed phase are lost: the round is aborted
+        self._unreadable = UNKEPT if running.simulated else ""  # why a resumed round is aborted: its messages are lost
         self._messages: dict[str, bytes] = {}  # device -> its message of the open phase, in the order of arrival
+
+    def aborted(self) -> Iterator[tuple[round_events.Input, float]]:
+        """Yield the input that aborts a round of a simulation whose process was killed, in whatever phase it was."""
+        if self._unreadable:
+            yield round_events.MasksRemoved(self._unreadable), self.machine.terms.opened_s
 
     def replayed(self, event: PhaseClosed) -> Iterator[tuple[round_events.Input, float]]:
         """Yield the inputs that a closed phase stands for: its messages in their order, and its end.
@@ -254,7 +260,7 @@ class PhaseFiles:
     """The files of one secure round: the messages of its closed phases, and the requests on their way to devices.
 
     They are in `secure/ROUND` of the run's folder until the round ends, and no backup has them. A simulation keeps no
-    messages, because it is never resumed.
+    messages, because its open round is never resumed.
     """
 
     def __init__(self, messages: Path, number: int, simulated: bool) -> None:

@@ -30,7 +30,7 @@ from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.dispatcher import Dispatcher
 from thinwire.server.full_disk import FullDisk
 from thinwire.server.leases import DeviceLeases
-from thinwire.server.ordered_runs import RunStarter
+from thinwire.server.ordered_runs import RunStarter, require_allowed
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.recording_fleet import OnEvent, RecordingFleet, unreported
 from thinwire.server.run import drive
@@ -137,11 +137,20 @@ class Service:
         def stop() -> StopOrder:
             return "service" if self.closing() else self.orders.stop_order(run_id)
 
+        was_paused = False
+
+        def paused() -> bool:
+            nonlocal was_paused
+            resumes, was_paused = was_paused, self.orders.paused(run_id)
+            if resumes and not was_paused:
+                require_allowed(self.store, self.home, run_id)
+            return was_paused
+
         def driver(own: Fleet, here: ConnectedDevices) -> None:
+            require_allowed(self.store, self.home, run_id)
             drive(
                 run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, presence=here, stop=stop,
-                leases=self.leases, paused=partial(self.orders.paused, run_id),
-                on_event=partial(self.on_event, run_id),
+                leases=self.leases, paused=paused, on_event=partial(self.on_event, run_id),
             )  # fmt: skip
 
         self.dispatcher.start(run_id, driver)

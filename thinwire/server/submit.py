@@ -52,7 +52,8 @@ def submit(
     The command `order`, which made the run, is answered when the run gets its place in the queue. If the plan begins
     with the model of another run, it names that run by its whole id from here on, because devices read it too.
 
-    A crash meanwhile leaves a row with status `preparing`. Such a run never starts, and `end_abandoned` closes it.
+    A crash meanwhile leaves a row with status `preparing`. A command is carried out again and completes that run. A run
+    without one never starts, and `end_abandoned` closes it.
     """
     plan = with_whole_id(store, plan)
     found = plan.check(codecs)
@@ -72,7 +73,7 @@ def submit(
     if plan.run.init != "device":
         require_values(params)
     with contextlib.ExitStack() as meanwhile:
-        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name)
+        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name, order=order)
         folder, now = home.run(run_id), time.time()
         (owned or meanwhile).enter_context(own(home.owner(run_id)))
         versions, stored = Versions(folder, travels, home.durable), list[Event]()

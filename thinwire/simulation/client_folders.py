@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from thinwire.client.run_state import STATE, ClientRunState, RunFolder, run_path, write_unsynced
-from thinwire.core.statedir import disk_error
+from thinwire.core.statedir import disk_error, write_atomically
 
 
 class CachedRunFolder(RunFolder):
@@ -56,11 +56,11 @@ class SharedFolder(RunFolder):
     process.
 
     Invariant: if a process is killed at any moment, `load` returns the complete state before or after a commit. A power
-    failure may leave another state.
+    failure may leave another state, unless the folder is `durable`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, write_swapped)
+    def __init__(self, folder: Path, durable: bool = False) -> None:
+        super().__init__(folder, write_atomically if durable else write_swapped)
 
     def load(self) -> tuple[ClientRunState, list[str]]:
         path = self.folder / STATE
@@ -91,6 +91,6 @@ def draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.draft")
 
 
-def shared_folder(folder: Path, run: str) -> SharedFolder:
+def shared_folder(folder: Path, run: str, durable: bool = False) -> SharedFolder:
     """Return the shared folder of a run in a client's own folder."""
-    return SharedFolder(run_path(folder, run))
+    return SharedFolder(run_path(folder, run), durable)

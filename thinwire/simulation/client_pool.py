@@ -265,7 +265,7 @@ class ClientPopulation:
 
     `step_s` holds the seconds that a step takes on each client, if a script decides them. Then all measurements on a
     client follow from it, and partial work ends where it says. Without it, the speed of this machine ends no training
-    early.
+    early. With `durable`, each commit of a client that is on disk at once is synced, so that a power failure leaves it.
     """
 
     folder: Path
@@ -273,6 +273,7 @@ class ClientPopulation:
     count: int
     debug: bool = False
     step_s: tuple[float, ...] = ()
+    durable: bool = False
 
     def name(self, index: int) -> str:
         """Return the device name of client `index`."""
@@ -354,7 +355,8 @@ class SessionCache:
         name, made, is_new = self.crowd.name(index), list[RunFolder](), index not in self._evicted
 
         def folder_of(own: Path, run: str) -> RunFolder:
-            made.append(shared_folder(own, run) if self.shared else CachedRunFolder(own, run, is_new))
+            shared = self.shared
+            made.append(shared_folder(own, run, self.crowd.durable) if shared else CachedRunFolder(own, run, is_new))
             return made[-1]
 
         scripted = bool(self.crowd.step_s)

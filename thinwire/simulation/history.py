@@ -30,8 +30,8 @@ MAX_FAILURES = 20  # in a history: the first ones show what is wrong
 class History:
     """Holds the result of a simulation: the row of the run, those of its rounds, and those of its assignments.
 
-    `failures` names for the first `MAX_FAILURES` failed assignments the client, and the place in the task. Two
-    histories are equal if their rows are.
+    `failures` has one line for each of the first `MAX_FAILURES` failed assignments: the round, the client, the kind of
+    the failure and the place in the task. Two histories are equal if their runs, rounds and failures are.
     """
 
     run: RunRow
@@ -86,14 +86,15 @@ class History:
         return [row.metrics.get(metric) for row in self.rounds]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one flat row for each round: its figures, the bytes of all clients, and the metrics of the model it
-        made.
+        """Return one flat row for each round: its figures, the bytes of all clients, the metrics of the model it made,
+        and as `train/NAME` those of its training.
         """
         return [
             {
                 "round": row.round, "reason": row.reason, "codec": row.codec, "selected": len(row.selected),
                 "aggregated": len(row.aggregated), "late": row.late, "dropped": row.dropped, "failed": row.failed,
                 "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down, **row.metrics,
+                **{f"train/{name}": value for name, value in row.train_metrics.items()},
             }
             for row in self.rounds
         ]  # fmt: skip
@@ -117,7 +118,7 @@ class History:
     def frame(self) -> Any:
         """Return the records as a pandas DataFrame; raise `ThinwireError` if pandas is not installed.
 
-        >>> simulate(task, plan, clients=20).frame().plot(x="payload_up", y="accuracy")  # doctest: +SKIP
+        >>> simulate(task, plan, clients=20).frame().plot(x="round", y="accuracy")  # doctest: +SKIP
         """
         return _frame(self.records(), "frame", "records")
 

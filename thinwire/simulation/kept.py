@@ -2,8 +2,8 @@
 
 The aggregator's part is its ordinary restart: it replays the journal and sends outstanding assignments again
 (server/run.py). The clients' part is that of a device which was killed: each commit of its run state is on disk, and an
-assignment that it has answered already gets the same reply (client/outbox.py). What is left is here: which unfinished
-run a call goes on with, and whose turn it was.
+assignment that it has answered already gets the same reply (client/outbox.py). This module has the rest: it finds the
+unfinished run with which a call goes on, the time on the run's clock, and the client that replied last.
 
 A simulation with secure aggregation keeps secrets in memory only. Its open round is aborted, and the run goes on with
 the next one.
@@ -27,15 +27,13 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, dead_owner, private_folder, write_atomically
 from thinwire.store import FileSpool, Store
 
-FOLDER = "simulated"  # in the aggregator's folder: one folder a run, with its clients and its spool
-ABOUT = "simulation.json"
-
 
 @dataclass(frozen=True)
 class KeptSimulation:
     """Holds the folder of a simulation in a state directory, and the run in it that is not finished, if there is one.
 
-    `about` is what else than the plan decides the result: the clients, the split, the seed and the seconds of a step.
+    `about` is what else than the plan decides the result: the clients and their data, the split, the seed, the seconds
+    of a step, and the layout of the task's model. Nobody compares the task's code: a notebook changes it all the time.
     """
 
     home: AggregatorHome
@@ -44,13 +42,16 @@ class KeptSimulation:
 
     @classmethod
     def find(cls, store: Store, home: AggregatorHome, plan: RunPlan, about: Mapping[str, Any]) -> Self:
-        """Return the simulation of this plan and description; raise `Refused` if another process runs it."""
+        """Return the simulation of this plan and description; raise `Refused` if another process runs it.
+
+        The search removes the folders of simulations that have ended, which their processes may have left.
+        """
         for row in reversed(list(store.runs())):
             if row.source == "sim" and row.status in ENDED:  # its process may have been killed just after its end
-                shutil.rmtree(home.root / FOLDER / row.run_id, ignore_errors=True)
+                shutil.rmtree(home.simulation(row.run_id).parent, ignore_errors=True)
             if row.source != "sim" or row.status in (*ENDED, "preparing"):
                 continue
-            if RunPlan.from_json(row.plan) != plan or _read(home, row.run_id) != about:
+            if dict(row.plan) != plan.to_json() or _read(home, row.run_id) != about:
                 continue
             if dead_owner(home.owner(row.run_id)) is None:
                 raise Refused(
@@ -63,10 +64,11 @@ class KeptSimulation:
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run's clients and spool; create it with its description if it is missing."""
-        folder = private_folder(self.home.root / FOLDER / run_id)
-        if not (folder / ABOUT).exists():
-            write_atomically(folder / ABOUT, json.dumps(dict(self.about)).encode())
-        return folder
+        about = self.home.simulation(run_id)
+        private_folder(about.parent)
+        if not about.exists():
+            write_atomically(about, json.dumps(dict(self.about)).encode())
+        return about.parent
 
     def spool(self, run_id: str) -> FileSpool:
         """Return the spool, with the replies that are not aggregated yet."""
@@ -75,7 +77,7 @@ class KeptSimulation:
 
 def _read(home: AggregatorHome, run_id: str) -> Any:
     try:
-        return json.loads((home.root / FOLDER / run_id / ABOUT).read_bytes())
+        return json.loads(home.simulation(run_id).read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -38,7 +38,7 @@ from thinwire.core.events import ENDED, Evaluated, Event, RoundClosed
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.statedir import AggregatorHome, own
+from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
@@ -211,13 +211,16 @@ def run_sim(
         crowd = ClientPopulation(temporary, client, clients, debug, tuple(step_s))
         require_enough(plan, crowd)
         require_metrics(plan, task, crowd)
-        about = {"clients": clients, "split": client.split, "seed": client.seed, "step_s": list(step_s)}
+        made = first or initial_model(task, plan.run.seed, plan.local.personal_layers)
+        about = {
+            "clients": clients, "split": client.split, "seed": client.seed, "step_s": list(step_s),
+            "data": str(client.data.absolute()) if client.data else "", "layout": made.layout.digest,
+        }  # fmt: skip
         kept = KeptSimulation.find(store, home, plan, about) if keeps else None
         if kept and kept.unfinished:
             run_id = kept.unfinished
-            stack.enter_context(own(home.owner(run_id)))
+            stack.enter_context(take_over(home.owner(run_id)))
         else:
-            made = first or initial_model(task, plan.run.seed, plan.local.personal_layers)
             run_id = submit(
                 store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
                 owned=stack, fixed=made.fixed,
@@ -233,7 +236,7 @@ def run_sim(
         spool: FileSpool = kept.spool(run_id) if kept else HeldSpool(temporary / "spool")
         clock, turn_after = where_it_stood(store, spool, run_id)
         if kept:
-            crowd = replace(crowd, folder=kept.folder(run_id) / "clients")
+            crowd = replace(crowd, folder=kept.folder(run_id) / "clients", durable=home.durable)
         fleet = LocalFleet(spool, clock)
         if kept is None:
             stack.enter_context(store.gathering(run_id))

@@ -30,9 +30,10 @@ from thinwire.store.database import Database
 from thinwire.store.kept_runs import change_tags
 from thinwire.store.privacy_devices import reported
 from thinwire.store.queries import device_row
-from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, Invitation, Measure, Run, Update
+from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, InvitationEntry, Measure, Run, Update
 
 LOOK_S = 1.0  # longest time for which a change by another process may be missing
+STRANGER_S = 0.1  # the same for a key that may not work yet: whoever was just approved is not refused
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class _Cache:
 class StoredRoster:
     """The registry `core.fleet.Roster` on the store. Any thread may call it.
 
-    A change by this object counts from the next call on. A change by another process counts within `LOOK_S`: the
-    database is looked at once in that time, however many requests come, and the rows are read only if the number of the
-    last change differs. Whoever reads the other process's command calls `refresh`, and then the change counts at once.
-    Every change leaves an action with its actor and time.
+    A change by this object counts from the next call on. A change by another process counts within `LOOK_S`, and an
+    approval within `STRANGER_S`: the database is looked at once in that time, however many requests come, and the rows
+    are read only if the number of the last change differs. Whoever reads the other process's command calls `refresh`,
+    and then the change counts at once. Every change leaves an action with its actor and time.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -70,7 +71,8 @@ class StoredRoster:
 
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
         """Return the device with this key, or None."""
-        return self._known().rows.get(fingerprint)
+        row = self._known().rows.get(fingerprint)
+        return row if row and row.state == "approved" else self._known(STRANGER_S).rows.get(fingerprint)
 
     def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
         """Bind a name to a key, once; raise `Refused` if either is bound to another. A known device stays unchanged."""
@@ -196,9 +198,9 @@ class StoredRoster:
         with self._looking:  # a look that began before the change has ended
             self._looked_at = -math.inf
 
-    def _known(self) -> _Cache:
-        """Return the devices as they were at the last look."""
-        if self._clock.now() - self._looked_at < LOOK_S:
+    def _known(self, within_s: float = LOOK_S) -> _Cache:
+        """Return the devices as they were at the last look, or look if that is as long ago as `within_s`."""
+        if self._clock.now() - self._looked_at < within_s:
             return self._cache
         with self._looking:
             now = self._clock.now()
@@ -371,7 +373,7 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     places = update(Update).where(Update.instead_of == old, Update.run_id.in_(on_devices))
     connection.execute(places, {"instead_of": new})
     connection.execute(update(Measure).where(Measure.device == old), {"device": new})
-    connection.execute(update(Invitation).where(Invitation.used_by == old), {"used_by": new})
+    connection.execute(update(InvitationEntry).where(InvitationEntry.used_by == old), {"used_by": new})
     row = {"name": new, "change": next_change(connection)}
     connection.execute(update(Device).where(Device.name == old), row)
     act(connection, at, who, new, "rename", f"{WAS}{old}")

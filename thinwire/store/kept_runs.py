@@ -34,7 +34,7 @@ from thinwire.store.tables import (
     Checkpoint,
     Client,
     Command,
-    Invitation,
+    InvitationEntry,
     Journal,
     Measure,
     Note,
@@ -140,10 +140,12 @@ class KeptRuns:
         These are devices' sums in runs that are deleted, connections, invitations, closed alerts, refusals,
         measurements, and the address at which a device joined. Actions of persons and the privacy ledger stay.
         """
+        last_invited = select(func.max(InvitationEntry.id)).scalar_subquery()  # no number is given twice
         gone = select(Run.run_id).where(Run.deleted_at.is_not(None), Run.finished_at < before)
         for statement in (
             delete(Client).where(Client.run_id.in_(gone)),
-            delete(Invitation).where(Invitation.expires_at < before),
+            delete(InvitationEntry).where(InvitationEntry.expires_at < before, InvitationEntry.id < last_invited),
+            update(InvitationEntry).where(InvitationEntry.expires_at < before).values(name="", used_by="", used_key=""),
             delete(Alert).where(Alert.closed_at < before),
             delete(Note).where(Note.at < before),
             delete(Measure).where(Measure.at < before),

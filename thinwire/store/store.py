@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotFound, Refused
@@ -103,23 +103,31 @@ class Store(RunQueries, JournalReader, Recorder, KeptRuns):
 
     def create_run(
         self, task: str, plan: RunPlan, layout: Layout, task_report: TaskReport, *, source: Source = "devices",
-        name: str = "",
+        name: str = "", order: int = 0,
     ) -> str:  # fmt: skip
         """Create a run `TASK-N` with the status `preparing`, and return its id.
 
+        The command `order` names the run from then on. If a process died before it queued that run, the next call
+        prepares the same run again; it raises `Refused` if a person has stopped the run.
+
         Invariant: an id is never given again, because the row of a deleted run stays.
         """
+        row = {
+            "source": source, "status": "preparing", "plan": plan.to_json(), "layout": layout.to_json(),
+            "size": layout.size, "task_report": dataclasses.asdict(task_report), "created_at": self._clock.wall(),
+            "rounds_total": plan.run.rounds, "name": name,
+        }  # fmt: skip
         with self._database.writing() as connection:
+            if run_id := _prepared(connection, order):
+                connection.execute(update(Run).where(Run.run_id == run_id), row)
+                return run_id
             number = int(connection.scalar(select(func.max(Run.task_number)).where(Run.task == task)) or 0) + 1
             run_id = f"{task}-{number}"
-            row = {
-                "run_id": run_id, "task": task, "task_number": number, "source": source, "status": "preparing",
-                "plan": plan.to_json(), "layout": layout.to_json(), "size": layout.size,
-                "task_report": dataclasses.asdict(task_report), "created_at": self._clock.wall(),
-                "rounds_total": plan.run.rounds, "name": name,
-                "identity": secrets.token_hex(IDENTITY_BYTES) if source == "devices" else "",
-            }  # fmt: skip
-            connection.execute(insert(Run), row)
+            identity = secrets.token_hex(IDENTITY_BYTES) if source == "devices" else ""
+            own = {"run_id": run_id, "task": task, "task_number": number, "identity": identity}
+            connection.execute(insert(Run), row | own)
+            if order:
+                connection.execute(update(Command).where(Command.id == order), {"run_id": run_id})
         return run_id
 
     def order(self, verb: RunOrder, run_id: str, who: str = "operator") -> int:
@@ -169,6 +177,17 @@ class Store(RunQueries, JournalReader, Recorder, KeptRuns):
             found = None
         self._database.compact()
         return found
+
+
+def _prepared(connection: Connection, order: int) -> str:
+    """Return the run that an earlier process began to prepare for a command; "" if there is none."""
+    made = select(Run.run_id, Run.status).join(Command, Command.run_id == Run.run_id).where(Command.id == order)
+    found = connection.execute(made).first()
+    if found is None:
+        return ""
+    if found.status != "preparing":
+        raise Refused(f"{found.run_id} is {found.status}", "it ended before it was in the queue", "order another run")
+    return str(found.run_id)
 
 
 _PENDING = (

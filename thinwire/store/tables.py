@@ -308,7 +308,7 @@ class Device(Base):
     tags: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
 
 
-class Invitation(Base):
+class InvitationEntry(Base):
     """Holds a secret with which one key may enroll, once.
 
     The table holds only the SHA-256 of the secret. `name` is the device name for which it is valid, "" for any.

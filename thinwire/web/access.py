@@ -1,7 +1,8 @@
 """The least role of each route. The guard enforces this table, and a route without a row is refused at the start.
 
 A person with a role may do all that the roles before it may: viewers read, operators direct runs and devices, admins
-revoke, delete and decide who else may do what. A row is a role, or a `Least` that wants more.
+revoke, delete and decide who else may do what. A row is a role, or a `Least` that wants more. A token that was made for
+one run reads the routes of that run alone (`security.py`).
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ LEAST: Final[Mapping[str, str | Least]] = {
     "POST /api/v1/devices/{name}/revoke": Least("admin", recent=True),
     "GET /api/v1/devices/{name}/revocations/{number}": "viewer",
     "GET /api/v1/invitations": "viewer",
-    "POST /api/v1/invitations": Least("operator", session=True),  # who joins by it stays
+    "POST /api/v1/invitations": Least("operator", session=True),  # a device that joined stays enrolled
     "POST /api/v1/invitations/{number}/withdraw": "operator",
     "GET /api/v1/refusals": "viewer",
     "GET /api/v1/audit": "viewer",

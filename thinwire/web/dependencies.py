@@ -1,7 +1,7 @@
 """The dependencies of the routes: parameters by which FastAPI hands a route what it works on, and who sent the request.
 
-`create_app` puts the parts of one dashboard, such as its store, into `app.state`. The routes stand in routers of
-modules, which FastAPI analyses once a process, and each request takes the parts of the application that serves it.
+`create_app` puts the parts of one dashboard, such as its store, into `app.state`. Each module with routes has one
+router, which FastAPI analyses once a process. A request takes the parts of the application that serves it.
 Dependencies are `async`: FastAPI would call each plain function in a thread of its own.
 """
 

@@ -126,12 +126,12 @@ class Devices:
         """Return the rounds whose models contain updates of the device."""
         return [models.Stays(run_id=run, rounds=rounds) for run, rounds in self._store.aggregated_rounds(name)]
 
-    def invitations(self) -> list[models.Invitation]:
+    def invitations(self) -> list[models.ListedInvitation]:
         """Return the open invitations, then the latest `OLD_INVITATIONS` of the others, both newest first."""
         now, rows = time.time(), self._store.invitations.all()[::-1]
         open_ones, others = [r for r in rows if r.state == "open"], [r for r in rows if r.state != "open"]
         shown = [*open_ones, *others[:OLD_INVITATIONS]]
-        return [models.Invitation.model_validate({**vars(row), "sentence": invited(row, now)}) for row in shown]
+        return [models.ListedInvitation.model_validate({**vars(row), "sentence": invited(row, now)}) for row in shown]
 
     def refusals(self) -> list[models.RefusedRequest]:
         """Return the refusals of the device API, newest first."""

@@ -34,13 +34,13 @@ router = APIRouter(prefix=API, responses=PROBLEMS)
 
 
 class NewName(Body):
-    """The name that a device gets."""
+    """Holds the name that a device gets."""
 
     name: Name
 
 
 class NewInvitations(Body):
-    """Invitations to make: `count` for any free name, or one for each of `names`."""
+    """Holds the invitations to make: `count` for any free name, or one for each of `names`."""
 
     count: int = Field(1, ge=1, le=MOST_INVITED)
     names: list[Name] = Field([], max_length=MOST_INVITED)
@@ -130,7 +130,7 @@ def _revoke_access(store: Store, settings: Settings, name: str, order: int | Non
 
 
 @router.get("/invitations")
-def invitations(devices: DevicesDep) -> list[models.Invitation]:
+def invitations(devices: DevicesDep) -> list[models.ListedInvitation]:
     """Return the invitations, without their secrets."""
     return devices.invitations()
 

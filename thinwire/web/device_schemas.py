@@ -140,7 +140,7 @@ class DevicePage(Device):
     now: float
 
 
-class Invitation(Answer):
+class ListedInvitation(Answer):
     """An invitation in the list; its secret is not stored."""
 
     id: int

@@ -1,4 +1,7 @@
-"""The routes under /api/v1: reads of the store, a person's commands to it, the same rows as CSV, and live events.
+"""The routes of a run under /api/v1: its rounds, updates and clients, also as CSV, and pause, resume and stop.
+
+The status of the aggregator and live events are here, too. Routes of other nouns are in files of their own
+(`device_routes.py`, `user_routes.py`), and `access.py` has the least role of each.
 
 One pattern for each kind of name in an address serves HTML pages and API alike. `Live` sends server-sent events to
 browser tabs: the store is read four times a second, however many tabs are open. A tab receives only the latest status

@@ -52,7 +52,7 @@ class Kept(Answer):
     archived: bool
 
 
-class Outcome(Answer):
+class OrderProgress(Answer):
     """Holds the progress of a command: `done` is null until it is answered; `run_id` is the run that it made."""
 
     order: int
@@ -111,14 +111,14 @@ def delete(store: StoreDep, run_id: RunId, wanted: Deletion, who: Who) -> Ordere
 
 
 @router.get("/orders/{number}")
-def outcome(store: StoreDep, number: Number) -> Outcome:
+def order_progress(store: StoreDep, number: Number) -> OrderProgress:
     """Return whether the aggregator has carried out a command, by its number."""
     found = store.commands.result(number)
     if found is None:
-        return Outcome(order=number, done=None, **{"try": ""})
+        return OrderProgress(order=number, done=None, **{"try": ""})
     keys = {"run_id": "run_id", "detail": "error", "why": "why", "try": "try"}
     said = {name: str(found.get(key, "")) for name, key in keys.items()}
-    return Outcome(order=number, done=bool(found.get("done")), **said)
+    return OrderProgress(order=number, done=bool(found.get("done")), **said)
 
 
 def kept(row: RunRow) -> Kept:

@@ -59,7 +59,7 @@ class RunList(Answer):
 
 
 class DiskSizes:
-    """Counts the bytes of runs on disk. What a run has that is over is counted once; it changes only when deleted."""
+    """Counts the bytes of runs on disk; those of a run that is over again only if its folder has changed."""
 
     def __init__(self, runs: Path | None) -> None:
         self._runs = runs

@@ -148,6 +148,8 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
     console.line(
         f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet"
     )
+    if trained := next((r for r in reversed(rounds) if r.train_metrics), None):
+        console.line(f"train   {formatting.figures(trained.train_metrics)} in round {trained.round}")
     if said := not_evaluated(row, rounds):
         console.sentence(said, begin="        ")
     if is_sampled(row.plan):

@@ -1,19 +1,24 @@
 """`thinwire runs track RUN --to TRACKER`: a follower that copies each round of a run to an experiment tracker.
 
 It is a process of its own, which reads the store. So a tracker that does not answer delays nothing: the follower tries
-again, and the run goes on. A round is copied once its model is evaluated, as one row at the step of its number. The
-follower reads the last row that the tracker has. Whatever is killed, the next start goes on behind it.
+again, and the run goes on. A round is copied once its model is evaluated, as one row at the step of its number.
 
-A run with a secret sample shows its metrics only, as everywhere.
+The follower keeps no state of its own. At its start, and after each error, it reads the step of the last row that the
+tracker has, and copies the rounds after that one. So a killed follower loses nothing: a person types its command again.
+
+Of a run with Poisson sampling (`[privacy] sampling_rate`) it copies the metrics only: counts, bytes and seconds would
+tell how many clients were sampled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -28,7 +33,8 @@ if TYPE_CHECKING:
 
 POLL_S, LONGEST_S = 2.0, 60.0  # between two looks at the store; between two attempts at a tracker
 WORDS = "mlflow, tensorboard or wandb"
-PLACE = "tensorboard's folder (tensorboard/), or MLflow's tracking URI (MLflow's own default)"
+MAX_PARAMS = 100  # that MLflow takes in one request
+PLACE = "folder of TensorBoard (default: tensorboard/), or tracking URI of MLflow"
 To = Annotated[str, typer.Option("--to", metavar="TRACKER", help=WORDS)]
 Place = Annotated[str, typer.Option("--place", metavar="PLACE", help=PLACE)]
 Track = Annotated[str | None, typer.Option("--track", metavar="TRACKER", help=f"copy its rounds to {WORDS}")]
@@ -55,14 +61,42 @@ def track(run_id: RunId = "latest", to: To = "mlflow", place: Place = "", home: 
     MLflow and Weights & Biases take their settings (MLFLOW_TRACKING_URI, WANDB_PROJECT, WANDB_MODE=offline) from the
     environment.
     """
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
 
     opening = opener(to, place)
+
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+        end_abandoned(home)  # nobody else may look after a simulation whose process died
+
     with opened(home) as store:
         row = store.run(run_id)
-        console.note(f"{row.run_id}: its rounds go to {to}")
-        for step in follow(store, row.run_id, lambda: opening(store.run(row.run_id)), time.sleep):
-            console.note(f"{row.run_id}: {step}")
+        with alone(aggregator_home(home).root, row.run_id, to, place):
+            console.note(f"{row.run_id}: its rounds go to {to}")
+            for step in follow(store, row.run_id, lambda: opening(store.run(row.run_id)), wait):
+                console.note(f"{row.run_id}: {step}")
+
+
+@contextmanager
+def alone(folder: Path, run_id: str, to: str, place: str) -> Iterator[None]:
+    """Be the only follower of a run for one place of a tracker: a second one would copy each round once more.
+
+    Raise `Refused` if another process is. The lock ends with this process, however it ends.
+    """
+    from thinwire.core.errors import Refused
+    from thinwire.core.statedir import Held, lock_file
+
+    where = str(Path(place or "tensorboard").absolute()) if to == "tensorboard" else place
+    name = f"track-{run_id}-{to}-{hashlib.sha256(where.encode()).hexdigest()[:8]}.lock"
+    try:
+        with lock_file(folder / name):
+            yield
+    except Held as held:
+        raise Refused(
+            f"another process copies {run_id} to {to}",
+            why="each of two followers would copy each round",
+            hint=f"that one goes on; or end it first, or give another --place: {folder / name} is its lock",
+        ) from held
 
 
 def opener(to: str, place: str) -> Callable[[RunRow], Tracker]:
@@ -70,7 +104,7 @@ def opener(to: str, place: str) -> Callable[[RunRow], Tracker]:
     from thinwire.core.errors import UsageError
 
     if to not in TRACKERS:
-        raise UsageError(f"no tracker {to!r}", why="a follower is written for each of them", hint=f"--to {WORDS}")
+        raise UsageError(f"no tracker {to!r}", why="Thinwire has code for three trackers", hint=f"--to {WORDS}")
     try:
         importlib.import_module(to)
     except ImportError as error:
@@ -115,7 +149,7 @@ def evaluated(run: RunRow, rounds: list[RoundRow]) -> list[RoundRow]:
 
 
 def values(run: RunRow, row: RoundRow) -> Row:
-    """Return what a tracker gets of a round: its metrics, and of a run without a secret sample what it took."""
+    """Return a round's metrics; without Poisson sampling also its seconds, bytes and numbers of updates."""
     from thinwire.core.protection_events import is_sampled
 
     found = {"round": float(row.round), **row.metrics}
@@ -191,13 +225,13 @@ class MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         query = f"tags.`thinwire.run` = '{self.run.run_id}' and tags.`thinwire.created` = '{self.run.created_at}'"
         known = self._client.search_runs([experiment], query, max_results=1)
-        if known:
-            self._id = known[0].info.run_id
-            return
         tags = {"thinwire.run": self.run.run_id, "thinwire.created": str(self.run.created_at)}
-        self._id = self._client.create_run(experiment, run_name=self.run.name or self.run.run_id, tags=tags).info.run_id
-        rows = [Param(name, value) for name, value in settings(self.run).items()]
-        self._client.log_batch(self._id, params=rows[:100])
+        called = self.run.name or self.run.run_id
+        mine = known[0] if known else self._client.create_run(experiment, run_name=called, tags=tags)
+        self._id = mine.info.run_id
+        rows = [Param(name, value) for name, value in settings(self.run).items() if name not in mine.data.params]
+        for at in range(0, len(rows), MAX_PARAMS):
+            self._client.log_batch(self._id, params=rows[at : at + MAX_PARAMS])
 
     def last(self) -> int:
         """Return the step of the last row; see `Tracker.last`."""
@@ -218,7 +252,7 @@ class MLflow:
 
 @dataclass
 class WeightsAndBiases:
-    """Logs one row a round to a run of Weights & Biases with our run's id, which drops rows that it has."""
+    """Logs one row a round to a run of Weights & Biases with our run's id; its server drops rows that it has."""
 
     run: RunRow
     place: str
@@ -253,13 +287,14 @@ TRACKERS: Mapping[str, Callable[[RunRow, str], Tracker]] = {
 def start_follower(run_id: str, to: str, home: Path | None) -> None:
     """Start a follower as a process of its own, which outlives this one; its words go to a log beside the store."""
     from thinwire.cli.local_state import aggregator_home
+    from thinwire.core.statedir import private_opener
 
     opener(to, "")  # an unknown tracker, or one that is not installed, is an error here and not in a log
     log = aggregator_home(home).root / f"track-{run_id}-{to}.log"
     words = ["runs", "track", run_id, "--to", to, *(["--home", str(home)] if home else [])]
-    with open(log, "ab") as out:
+    with open(log, "ab", opener=private_opener) as out:
         subprocess.Popen(
             [sys.executable, "-m", "thinwire.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
-    console.note(f"its rounds go to {to}; what the follower says is in {log}")
+    console.note(f"its rounds go to {to}; the follower's messages are in {log}")

@@ -136,7 +136,7 @@ def _checked(metrics: Any) -> Sums:
     found = {}
     for name, value in metrics.items():
         pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, None)
-        total, count = map(_number, pair)
+        total, count = map(as_number, pair)
         if total is None or count is None:
             raise _no_sums(f"{given(value)} as {str(name)[:MAX_METRIC_LETTERS]!r}")
         if count < 0:
@@ -160,13 +160,13 @@ def _checked(metrics: Any) -> Sums:
     return found
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """Return a number, or a tensor or array with one element, as a float; None for all else and for text."""
     if isinstance(value, (str, bytes)):
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for several elements, and complex ones
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
         return None
 
 

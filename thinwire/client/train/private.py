@@ -28,11 +28,12 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from . import data as batches
+from .context import nothing
 from .errors import BadTask, Cancelled, given
 from .evaluate import as_loss, never
 from .layout import Key
 from .module import seed_all, seeded
-from .trainer import Proximal, TorchTrainer, Trained, hold_statistics, nothing, scale_rates
+from .trainer import Proximal, TorchTrainer, Trained, hold_statistics, scale_rates
 
 if TYPE_CHECKING:
     import numpy as np

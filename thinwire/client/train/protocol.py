@@ -1,20 +1,9 @@
-"""Requests to the worker process and its results: plain values, the socket framing, and the plan's section [local].
-
-The client and its worker exchange a JSON header behind its length, then raw float32 vectors:
-
-    4 bytes, little-endian: the header's length | the header | the bytes of each of header["vectors"], counts of float32
-
-Invariant: no allocation depends on what the other process claims. A header has at most `MOST_HEADER` bytes, and the
-reader works out the sizes of the vectors from the model's tensors. Nothing is pickled, so neither process can make the
-other execute code.
-"""
+"""Requests to the worker and its results as plain values, and the plan's section [local]."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import socket
-import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Vector = NDArray[np.float32]
+    Arrays = Mapping[str, NDArray[Any]]
     Sums = dict[str, tuple[float, float]]  # of a metric: its sum and its count
     Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, all steps (0: unknown)
 
@@ -59,6 +49,9 @@ class TrainRequest:
 
     `personal` are the tensors that stay on the client: parameters and buffers of request and result are without them.
     `kept` holds their floats, parameters first, and is None for a client that has trained none yet.
+
+    `round`, `version`, `may_report` and `state` are for a task's own train() (`Context`), which may leave at most
+    `max_state_bytes` in its state.
     """
 
     measure: bool
@@ -74,19 +67,25 @@ class TrainRequest:
     private: PrivateSteps | None = None
     personal: tuple[str, ...] = ()
     kept: Vector | None = None
+    round: int = 1
+    version: int = 0
+    may_report: bool = True
+    max_state_bytes: int = 0
+    state: Arrays = field(default_factory=dict)
 
     def after(self, seconds: float) -> TrainRequest:
         """Return the same request with `seconds` less time to train."""
         return self if self.within_s is None else replace(self, within_s=self.within_s - seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the request as JSON without the vectors `shift` and `kept`."""
+        """Return the request as JSON without the vectors `shift` and `kept` and the arrays `state`."""
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters),
             "schedule": vars(self.schedule), "within_s": self.within_s,
             "first": self.first, "private": None if self.private is None else list(self.private),
-            "personal": list(self.personal),
+            "personal": list(self.personal), "round": self.round, "version": self.version,
+            "may_report": self.may_report, "max_state_bytes": self.max_state_bytes,
         }  # fmt: skip
 
     @classmethod
@@ -97,7 +96,8 @@ class TrainRequest:
             dict(raw["counters"]), Schedule(**raw["schedule"]),
             None if raw["within_s"] is None else float(raw["within_s"]), first=bool(raw["first"]),
             private=None if raw["private"] is None else PrivateSteps(*raw["private"]),
-            personal=tuple(map(str, raw["personal"])),
+            personal=tuple(map(str, raw["personal"])), round=int(raw["round"]), version=int(raw["version"]),
+            may_report=bool(raw["may_report"]), max_state_bytes=int(raw["max_state_bytes"]),
         )  # fmt: skip
 
 
@@ -107,8 +107,9 @@ class TrainResult:
 
     `params` and `buffers` belong to the trained model, `sums` to the given one as {name: (sum, count)}. `loss` is (sum,
     count) over the batches trained on; `a` is the FedNova normalizer. `planned` is the number of steps of the whole
-    work, 0 if it is not known. Seconds are measured by this machine's clock; `load_s` are those from the request until
-    evaluation or training began.
+    work, 0 if it is not known. `reported` are the sums and counts that a task's own train() reported, and `state` is
+    what it left in `context.state`; None without such a train(). Seconds are measured by this machine's clock; `load_s`
+    are those from the request until evaluation or training began.
     """
 
     sums: Sums = field(default_factory=dict)
@@ -124,90 +125,26 @@ class TrainResult:
     params: Vector | None = None
     buffers: Vector | None = None
     kept: Vector | None = None  # the floats of the personal tensors after training
+    reported: Sums = field(default_factory=dict)
+    state: Arrays | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON without its vectors."""
-        return {name: value for name, value in vars(self).items() if name not in ("params", "buffers", "kept")}
+        """Return the result as JSON without its vectors and arrays."""
+        return {name: value for name, value in vars(self).items() if name not in ("params", "buffers", "kept", "state")}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TrainResult:
         """Parse the JSON of `to_json`; raise KeyError, TypeError or ValueError if it is invalid."""
-        sums = {str(name): (float(total), float(count)) for name, (total, count) in raw["sums"].items()}
+        sums, reported = (
+            {str(name): (float(total), float(count)) for name, (total, count) in raw[kind].items()}
+            for kind in ("sums", "reported")
+        )
         counters = {str(name): int(value) for name, value in raw["counters"].items()}
         loss = (float(raw["loss"][0]), float(raw["loss"][1]))
         return cls(
             sums, float(raw["load_s"]), float(raw["measure_s"]), float(raw["train_s"]), int(raw["examples"]),
-            int(raw["steps"]), float(raw["a"]), loss, int(raw["planned"]), counters,
+            int(raw["steps"]), float(raw["a"]), loss, int(raw["planned"]), counters, reported=reported,
         )  # fmt: skip
-
-
-MOST_HEADER = 16 << 20  # a model of some hundred thousand tensors
-LENGTH = struct.Struct("<I")
-
-
-class BadFrame(Exception):
-    """Raised for a frame that breaks the framing; the process that sent it is then of no use."""
-
-
-class FramedSocket:
-    """Is one end of the socket between client and worker. One thread uses each end.
-
-    Every method raises `EOFError` if the other process has closed its end.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-
-    def send(self, header: Mapping[str, Any], *vectors: Vector) -> None:
-        """Send a header and its vectors."""
-        data = json.dumps({**header, "vectors": [v.size for v in vectors]}, separators=(",", ":")).encode()
-        if len(data) > MOST_HEADER:
-            raise BadFrame(f"a header of {len(data)} bytes")
-        try:
-            self.sock.sendall(LENGTH.pack(len(data)) + data)
-            for vector in vectors:
-                self.sock.sendall(vector.astype("<f4", "C", copy=False).data.cast("B"))
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise EOFError from error
-
-    def header(self) -> dict[str, Any]:
-        """Receive the next header; the caller must receive its vectors before the next call."""
-        (length,) = LENGTH.unpack(self._exactly(bytearray(LENGTH.size)))
-        if length > MOST_HEADER:
-            raise BadFrame(f"a header of {length} bytes")
-        try:
-            found = json.loads(bytes(self._exactly(bytearray(length))))
-        except (ValueError, RecursionError) as error:
-            raise BadFrame("a header that is no JSON") from error
-        if not isinstance(found, dict) or not isinstance(found.get("vectors"), list):
-            raise BadFrame("a header that is none")
-        return found
-
-    def vectors(self, header: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
-        """Receive the header's vectors, which must have these sizes; raise `BadFrame` before allocating anything."""
-        if header["vectors"] != list(sizes):
-            raise BadFrame(f"vectors of {str(header['vectors'])[:80]} floats instead of {list(sizes)}")
-        import numpy as np  # not earlier: a Python without numpy must be able to report that
-
-        found = []
-        for size in sizes:
-            vector: Vector = np.empty(size, np.float32)
-            if size:
-                self._exactly(vector.data.cast("B"))
-            found.append(vector)
-        return found
-
-    def _exactly(self, into: bytearray | memoryview) -> bytearray | memoryview:
-        view, at = memoryview(into), 0
-        while at < len(view):
-            try:
-                count = self.sock.recv_into(view[at:])
-            except ConnectionResetError as error:
-                raise EOFError from error
-            if not count:
-                raise EOFError
-            at += count
-        return into
 
 
 @dataclass(frozen=True)
@@ -287,8 +224,8 @@ class Local:
 class Carried(NamedTuple):
     """The party that carries out a key of [local] if the task has its own `optimizer()` or its own `train()`.
 
-    The task's function finds the whole section in its argument `local`. `values` are refused even if other values of
-    the key are carried out.
+    The task's optimizer() finds the whole section in its argument `local`, its train() in `context.local`. `values` are
+    refused even if other values of the key are carried out.
     """
 
     optimizer: str
@@ -307,15 +244,15 @@ CARRIED = {
     "optimizer": Carried(THINWIRE, REFUSED),
     "momentum": Carried(REFUSED, REFUSED),
     "weight_decay": Carried(TASK, REFUSED),
-    "schedule": Carried(THINWIRE, REFUSED),
-    "lr_warmup": Carried(THINWIRE, REFUSED),
-    "lr_end": Carried(THINWIRE, REFUSED),
+    "schedule": Carried(THINWIRE, TASK),
+    "lr_warmup": Carried(THINWIRE, TASK),
+    "lr_end": Carried(THINWIRE, TASK),
     "clip_grad": Carried(THINWIRE, REFUSED),
     "prox": Carried(THINWIRE, REFUSED),
     "buffers": Carried(THINWIRE, THINWIRE, ("frozen",)),
     "personal_layers": Carried(THINWIRE, THINWIRE),
-    "partial": Carried(THINWIRE, REFUSED),
-    "overlap": Carried(THINWIRE, REFUSED),
+    "partial": Carried(THINWIRE, TASK),
+    "overlap": Carried(THINWIRE, TASK),
     "durability": Carried(THINWIRE, THINWIRE),
 }
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Local)}

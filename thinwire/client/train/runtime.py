@@ -21,6 +21,7 @@ from torch import nn
 
 from . import data
 from . import module as tensors
+from .context import Context
 from .errors import BadTask, BadUsage, task_code
 from .evaluate import evaluate, never
 from .layout import FLOATS, Places, placed
@@ -28,6 +29,7 @@ from .module import build, first_model
 from .private import Secrets, train_privately
 from .protocol import ClientInfo, Split, TrainRequest, TrainResult
 from .schedule import REAL, Clock, TimeBudget
+from .state import copied
 from .task import LoadedTask
 from .trainer import TorchTrainer
 
@@ -343,7 +345,13 @@ class TaskRuntime:
                     trainer, module, split.train, order.private, self.secrets, progress, cancelled
                 )
             else:
-                trained = trainer.train(module, split.train, order.work, order.key, progress, cancelled)
+                context = Context(
+                    order.local, order.round, order.version, client.name,
+                    copied(order.state, order.max_state_bytes), order.may_report,
+                )  # fmt: skip
+                trained = trainer.train(module, split.train, order.work, order.key, progress, cancelled, context)
+                if self.task.optional("train") is not None:
+                    done.reported, done.state = context.metrics, copied(context.state, order.max_state_bytes)
             done.examples, done.steps, done.a, done.loss, done.planned = trained
             done.params = tensors.read(module, shared)
             done.buffers = tensors.read_buffers(module, shared)

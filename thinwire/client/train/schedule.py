@@ -60,8 +60,11 @@ class Schedule:
 
         It is computed for the middle of the step, so the first step of a run does not have a rate of 0.
         """
-        within = (step + 0.5) / steps if steps else 0.5
-        position = min(1.0, self.begin + (self.until - self.begin) * min(1.0, within))
+        return self.at(min(1.0, (step + 0.5) / steps) if steps else 0.5)
+
+    def at(self, within: float) -> float:
+        """Return the factor of the learning rate at a position within this round's training, from 0 to 1."""
+        position = min(1.0, self.begin + (self.until - self.begin) * within)
         if position < self.warmup:
             return position / self.warmup
         if self.kind == "constant":

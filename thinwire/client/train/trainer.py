@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from . import data as batches
+from .context import Context, TrainingControl, nothing
 from .errors import BadTask, Cancelled, NotFinite, given
 from .evaluate import as_loss, never
 from .layout import Key, derive
@@ -51,10 +52,6 @@ class Trained(NamedTuple):
     a: float
     loss: tuple[float, float]
     planned: int = 0
-
-
-def nothing(done: int, total: int) -> None:
-    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,9 @@ class TorchTrainer:
         key: Key,
         progress: Progress = nothing,
         cancelled: Callable[[], bool] = never,
+        context: Context | None = None,
     ) -> Trained:
-        """Train the module in place.
+        """Train the module in place. A task's own loop gets `context`, or one that knows [local] alone.
 
         After `Cancelled` or `NotFinite` the module is half trained and must not be used.
         """
@@ -101,11 +99,15 @@ class TorchTrainer:
             hold_statistics(module)
         with seeded(key):
             if (whole := self.task.optional("train")) is not None:
-                return self._theirs(whole(module, data, self.local))
+                context = Context(self.local) if context is None else context
+                context.control = TrainingControl(self.schedule, self.partial, self.clock, cancelled, progress)
+                return self._theirs(whole(module, data, context), context)
             return self._steps(module, data, work, key, progress, cancelled)
 
-    def _theirs(self, examples: Any) -> Trained:
+    def _theirs(self, examples: Any, context: Context) -> Trained:
         """Return the counts of a task's own train(): its scaling with steps is unknown, so `a` is 1."""
+        if context.is_cancelled:
+            raise Cancelled
         try:
             seen = 0 if isinstance(examples, bool) else operator.index(examples)  # also numpy's and torch's ints
         except TypeError:
@@ -114,11 +116,12 @@ class TorchTrainer:
             count = isinstance(examples, int) and not isinstance(examples, bool) and seen <= MAX_EXAMPLES
             said = str(examples) if count else "more than 2^53" if seen > MAX_EXAMPLES else given(examples)
             raise BadTask(
-                f"train(model, data, local) gave {said}",
+                f"train(model, data, context) gave {said}",
                 why="it must give the number of examples that were seen, one at least: it weighs the update",
                 hint="return len(data)",
             )
-        return Trained(seen, 0, 1.0, (0.0, 0.0))
+        context.require_used()
+        return Trained(seen, context.done, 1.0, (0.0, 0.0), context.total)
 
     def _steps(
         self, module: nn.Module, data: Any, work: Work, key: Key, progress: Progress, cancelled: Callable[[], bool]
@@ -233,7 +236,7 @@ class TorchTrainer:
             raise BadTask(
                 f"optimizer(params, local) gave {given(made)}, whose step() needs a closure",
                 why="it computes the loss itself, several times a step",
-                hint="another optimizer, or such a loop in train(model, data, local)",
+                hint="another optimizer, or such a loop in train(model, data, context)",
             )
         return made
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import Cancelled, FastExit, Wrong, in_full, kind, place
-from .protocol import ClientInfo, FramedSocket, TrainRequest
+from .framed_socket import FramedSocket
+from .protocol import ClientInfo, TrainRequest
 from .task import LoadedTask, load_task
 
 if TYPE_CHECKING:
@@ -124,8 +125,9 @@ class WorkerLoop:
         size_of = {"buffers": shared.buffer_size, "kept": own.size + own.buffer_size}
         sizes = [size_of.get(name, shared.size) for name in given]
         vectors = dict(zip(given, self.wire.vectors(header, sizes)))
+        state = self.wire.arrays(header, order.max_state_bytes) or {}
         receive_s, told_at = time.monotonic() - began, 0.0
-        order = replace(order.after(receive_s), shift=vectors.get("shift"), kept=vectors.get("kept"))
+        order = replace(order.after(receive_s), shift=vectors.get("shift"), kept=vectors.get("kept"), state=state)
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal told_at
@@ -145,7 +147,7 @@ class WorkerLoop:
         else:
             done.load_s += receive_s
             trained = [vector for vector in (done.params, done.buffers, done.kept) if vector is not None]
-            self.wire.send({"done": done.to_json()}, *trained)
+            self.wire.send({"done": done.to_json()}, *trained, arrays=done.state)
 
     def _cancelled(self, number: int) -> bool:
         """Return True if the client has cancelled this request; called between two batches."""

@@ -16,9 +16,9 @@ its outcome:
 The reply to an assignment is the first one that the round decides about. Anything that the device sends later for the
 same assignment is a duplicate, and no event of the assignment.
 
-Nothing follows these events, with one exception. The failure kinds `left` and `stale` only say that the round no longer
-waits for the reply. If the device reconnects while its round is open, a `ClientReconnected` says that the round waits
-again. A reply that arrives after all is accepted or dropped by the plan's rules, like any other.
+Nothing follows these events, with one exception. The failure kinds `offline` and `stale` only say that the round no
+longer waits for the reply. If the device reconnects while its round is open, a `ClientReconnected` says that the round
+waits again. A reply that arrives after all is accepted or dropped by the plan's rules, like any other.
 
 An assignment that has no such event when the run ends, or only a `ClientReconnected`, fails with the kind `OVER`. The
 failure is committed in one transaction with the end of the run, so a crash cannot separate the two.

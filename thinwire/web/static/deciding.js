@@ -6,6 +6,7 @@ import { html, link, useEffect, useRef, useState } from "./dom.js";
 import { Field, Form } from "./fields.js";
 import { Fingerprint } from "./fingerprint.js";
 import { moment } from "./format.js";
+import { withoutReading } from "./live.js";
 import { Icon, Refusal } from "./parts.js";
 
 const CONFIRMED_S = 5; // the aggregator looks for orders five times a second
@@ -47,7 +48,7 @@ export const Naming = ({ wish: { what, device }, close, fail }) => {
     return html`<${Tags} name=${device.device} known=${device.tags} close=${close} send=${send} />`;
   }
   const rename = async ({ name }) => {
-    const said = await post(`devices/${device.device}/rename`, { name });
+    const said = await withoutReading(() => post(`devices/${device.device}/rename`, { name }));
     location.assign(link(`devices/${said.device}`));
     return `It is now ${said.device}.`;
   };

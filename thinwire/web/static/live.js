@@ -77,6 +77,19 @@ export function useTime(on, still) {
 /** Since when nothing goes on any more, in the server's time; null while it does, or nobody can tell. */
 export const stoodStill = (news) => (news.reached ? (news.aggregator === "gone" && news.down_since) || null : news.lost);
 
+let paused = false;
+
+/** Do `act`, after which what the page shows has another address: until then nothing is read at the old one. */
+export async function withoutReading(act) {
+  paused = true;
+  try {
+    return await act();
+  } catch (error) {
+    paused = false;
+    throw error;
+  }
+}
+
 /** What `read(old)` gives, read again whenever the news or `keys` change; what was there stays until then. */
 export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
   const [state, setState] = useState({ data: null, error: null });
@@ -88,6 +101,7 @@ export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
     now.keys = wanted;
     now.read = read;
     const go = async () => {
+      if (paused) return;
       now.wanted = false;
       now.busy = true;
       now.begun = performance.now();

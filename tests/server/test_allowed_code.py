@@ -1,0 +1,97 @@
+"""A run from the dashboard goes on only while `aggregator.toml` allows the code that its plan names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.server.test_run_notices import serves
+from tests.support.server_bench import Bench, three
+from tests.support.several_runs import Site, steady
+from thinwire.aggregation import ServerOptimizer
+from thinwire.core.errors import PlanError
+from thinwire.core.events import Event, RoundClosed
+from thinwire.core.types import State, Vector
+from thinwire.server import command_queue
+from thinwire.server.extending import extend_run
+from thinwire.server.ordered_runs import start
+from thinwire.store import START_RUN, Store
+
+
+@dataclass(frozen=True)
+class HalfStep(ServerOptimizer):
+    lr: float = 1.0
+
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        return params + np.float32(self.lr / 2) * change, {}
+
+
+PLACE = f"{__name__}:HalfStep"
+REFUSED = f"[server] optimizer names '{PLACE}'"
+
+
+def allow(site: Bench | Site, *patterns: str) -> None:
+    (site.home.root.parent / "aggregator.toml").write_text(f"allow = {list(patterns)}\n")
+
+
+def ordered(site: Bench | Site, **run: Any) -> str:
+    """Order a run with an optimizer of this file, which begins with the last model of another run."""
+    plan = {"run": {"task": "toy", "rounds": 3, **run}, "local": {"lr": 0.5}, "server": {"optimizer": PLACE}}
+    number = site.store.commands.add(START_RUN, args={"plan": plan})
+    return start(site.store, site.home, next(one for one in site.store.commands.pending() if one.id == number))
+
+
+def refusal(store: Store, run_id: str) -> tuple[str, int, bool]:
+    row = store.run(run_id)
+    return row.status, row.rounds_closed, row.status_text.startswith(REFUSED)
+
+
+def test_a_restart_ends_it_and_no_order_gives_it_more_rounds(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1})
+    allow(bench, "*:HalfStep")
+    run_id = ordered(bench, init=f"run:{bench.run_id}@0")
+    serves(bench, 60.0, kill=lambda event: isinstance(event, RoundClosed) and event.round == 2)
+    assert bench.store.run(run_id).rounds_closed == 2
+    allow(bench, "other:*")
+    serves(bench, 60.0)
+    assert refusal(bench.store, run_id) == ("failed", 2, True)
+    assert bench.store.run(bench.run_id).status == "done", "a run of no such code goes on"
+    with pytest.raises(PlanError, match="aggregator.toml does not allow it"):
+        extend_run(bench.store, bench.home, run_id, 1, {}, "operator")
+    allow(bench, "*:HalfStep")
+    assert extend_run(bench.store, bench.home, run_id, 1, {}, "operator").status == "queued"
+
+
+def test_a_pause_ends_it_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    site = Site(tmp_path, steady({"a": 1.0}))
+    first = site.submit(run={"rounds": 1})
+    allow(site, "*:HalfStep")
+    site.runs.append(run_id := ordered(site, init=f"run:{first}@0"))
+
+    def on_event(of: str, event: Event) -> None:
+        if of == run_id and isinstance(event, RoundClosed) and event.round == 1:
+            allow(site)
+            for kind in ("pause-run", "resume-run"):
+                site.store.commands.add(kind, run_id)
+
+    site.on_event = on_event
+    site.serve(seconds=100.0)
+    assert refusal(site.store, run_id) == ("failed", 1, True)
+    assert not site.store.commands.pending()
+
+
+def test_the_file_of_a_first_model_is_not_asked_for_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1})
+    file = tmp_path / "first.safetensors"
+    save_file({"w": np.ones((30, 20), np.float32), "b": np.zeros(20, np.float32)}, file)
+    allow(bench, str(file), "*:HalfStep")
+    run_id = ordered(bench, init=str(file))
+    allow(bench, "*:HalfStep")
+    serves(bench, 60.0)
+    assert bench.store.run(run_id).status == "done"

@@ -14,6 +14,7 @@ from docs.generate.dashboard_figures import PARTS as DASHBOARD
 from docs.generate.device_api import device_api_page
 from docs.generate.drift import drift_part
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
+from docs.generate.personal import personal_part
 from docs.generate.plan import plan_page
 from docs.generate.policy import aggregator_page, policy_page
 from docs.generate.privacy import PARTS as PRIVACY
@@ -51,7 +52,7 @@ def page(name: str) -> str:
     return f"{NOTE}\n\n{PAGES[name]().strip()}\n"
 
 
-HOW: dict[str, Callable[[], str]] = {"different-data": drift_part}
+HOW: dict[str, Callable[[], str]] = {"different-data": drift_part, "personal-layers": personal_part}
 
 # Between these two lines of a page that people write stands what the script writes.
 BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- Until here. -->"

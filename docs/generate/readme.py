@@ -17,9 +17,9 @@ ROUND, API = "`python -m benchmarks.round_overhead --json`", "`python -m benchma
 STEP = ("all", "enough", "deadline")  # closing reasons of rounds that changed the model
 DEVICE = "`python -m benchmarks.device_footprint --json`"
 PAGE = {
-    "drift": "how/different-data.md", "mailbox": "evidence/device-api.md", "secure-round": "evidence/secure-sum.md",
-    "secure-support": "evidence/secure-sum.md", "privacy-audit": "evidence/privacy.md",
-    "privacy-utility": "evidence/privacy.md", "sampler": "evidence/privacy.md",
+    "drift": "how/different-data.md", "personal": "how/personal-layers.md", "mailbox": "evidence/device-api.md",
+    "secure-round": "evidence/secure-sum.md", "secure-support": "evidence/secure-sum.md",
+    "privacy-audit": "evidence/privacy.md", "privacy-utility": "evidence/privacy.md", "sampler": "evidence/privacy.md",
     "page": "evidence/dashboard.md", "dashboard-load": "evidence/dashboard.md", "several-runs": "evidence/dashboard.md",
 }  # fmt: skip  # of documents without their own
 CLAIMS = (  # document, claim, its figure, the figure's form
@@ -56,6 +56,7 @@ CLAIMS = (  # document, claim, its figure, the figure's form
     ("page", "first curve of a run of 10 000 rounds, cold dashboard", "cold_first_curve_ms", "{:.0f} ms"),
     ("several-runs", "device time of four runs over their priorities, most over least", "fairness", "{:.2f}"),
     ("drift", "accuracy with SCAFFOLD on unequal data", "gain scaffold identity", "{:+.1f} points"),
+    ("personal", "accuracy of the worst client with personal layers", "worst_client_gain", "{:+.3f}"),
 )
 Line = tuple[str, str, str]  # the figure's names, its value, its meaning
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.support.cli_story import told
+from tests.support.cli_story import PLAN, told
 from thinwire.cli import local_state
 from thinwire.cli.runs import clone, keeping, orders
 from thinwire.core import RunPlan
@@ -173,6 +173,28 @@ def test_a_clone_with_another_seed_needs_the_code_of_the_task(
     monkeypatch.setattr(local_state, "require_alive", lambda home: {"pid": 1})
     said = thinwire("runs", "clone", "toy-1", "--set", "run.seed=7", "--home", home)
     assert (said.code, "[run] seed differs" in said.err, "--task toy=MODULE" in said.err) == (3, True, True), said.err
+
+
+def test_a_clone_keeps_the_personal_layers_and_with_others_it_needs_the_code_of_the_task(
+    thinwire, home: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_state, "require_alive", lambda home: {"pid": 1})
+    told(home, plan=f'{PLAN}\npersonal_layers = ["head.*"]')
+    assert thinwire("runs", "clone", "toy-1", "--home", home).out.strip() == "toy-2"
+    assert dict(store.run("toy-2").plan["local"])["personal_layers"] == ["head.*"]
+    for words in ((), ("--set", 'run.init="run:toy-1"')):
+        said = thinwire("runs", "clone", "toy-1", "--set", 'local.personal_layers=["body.*"]', *words, "--home", home)
+        assert (said.code, "[local] personal_layers differs" in said.err) == (3, True)
+
+
+def test_a_run_names_the_one_with_whose_model_it_begins_by_its_whole_id(
+    thinwire, home: Path, folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_state, "require_alive", lambda home: {"pid": 1})
+    for number, (typed, kept) in enumerate((("run:latest", "run:toy-1"), ("run:toy-1@1", "run:toy-1@1")), 2):
+        said = thinwire("runs", "clone", "toy-1", "--set", f'run.init="{typed}"', "--home", home)
+        assert said.out.strip() == f"toy-{number}", said.err
+        assert dict(store.run(f"toy-{number}").plan["run"])["init"] == kept
 
 
 def test_a_clone_needs_an_aggregator(thinwire, home: Path, folder: Path):

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from torch import nn
 
 from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, plan_of, task_of
 from tests.support.trained_elsewhere import Elsewhere
 from thinwire.client.execute import Begun, Trained
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.personal import FOLDER
+from thinwire.client.personal import RESHAPED
+from thinwire.client.personal_files import FOLDER
 from thinwire.client.run_store import delete_learned
 from thinwire.client.train.errors import Cancelled
 from thinwire.core import RunPlan
@@ -159,6 +161,50 @@ def test_they_outlive_their_run_and_are_deleted_with_what_the_device_learned(tmp
     assert not (tmp_path / "device" / FOLDER).exists()
 
 
+def still(folder: Path, run: str = "", **options: Any) -> Aggregator:
+    """Training that moves nothing: the values that come back are those with which it began."""
+    plan = plan_of(f"personal_layers = {FEDPER}", run=run).to_json()
+    slow = RunPlan.from_json({**plan, "local": {**plan["local"], "lr": 1e-30}})
+    return Aggregator(folder, task_of(options.pop("model", normed), **options), slow)
+
+
+def four_classes() -> nn.Module:
+    return nn.Sequential(*list(normed().children())[:3], nn.Linear(5, 4))
+
+
+def test_values_of_another_shape_begin_again_and_the_reply_says_so(tmp_path: Path) -> None:
+    trained(device(tmp_path), 1)
+    changed = still(tmp_path, model=four_classes)
+    reply, _ = changed.answer(session := changed.session(), changed.assign(2))
+    assert (reply.lost, len(kept(session)[1]["3.bias"])) == (RESHAPED, 4)
+    assert f"{RUN}: the personal layers of {RUN} have other tensors or shapes; they begin again" in changed.said
+    reply, _ = changed.answer(session, changed.assign(3))
+    assert reply.lost == ""
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_run_that_begins_with_the_model_of_another_one_begins_with_its_values(tmp_path: Path, is_over: bool) -> None:
+    first = device(tmp_path)
+    (before,) = trained(first, 1)
+    if is_over:
+        first.session().stop(first.assign(2, kind="stop").assignment, first.said.append)
+
+    def begun(origin: str, run: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+        aggregator = still(tmp_path, f'init = "{origin}"', **options)
+        reply, _ = aggregator.answer(session := aggregator.session(), aggregator.assign(1, run=run))
+        return reply, {name: array.tolist() for name, array in session.kept[run][1].personal.items()}
+
+    reply, values = begun(f"run:{RUN}", "small-8")
+    assert values == before[1]
+    assert (reply.lost, reply.metrics["eval/personal"]) == ("", (6.0, 6.0))
+    for number, origin in enumerate((f"run:{RUN}@0", "run:small-77", "run:../small-1"), 9):
+        reply, values = begun(origin, f"small-{number}")
+        assert values != before[1]
+        assert (reply.lost, reply.metrics["eval/personal"]) == ("", (0.0, 6.0))
+    reply, values = begun(f"run:{RUN}", "small-12", model=four_classes)
+    assert (reply.lost, len(values["3.bias"])) == (RESHAPED, 4)
+
+
 def values_in(file: Path) -> dict[str, Any]:
     return {name: array.tolist() for name, array in load_file(file).items()}
 
@@ -258,3 +304,38 @@ def test_with_overlap_they_follow_the_order_of_training(tmp_path: Path) -> None:
         assert isinstance(one, Begun)
         session.finish(one)
         assert kept(session)[1] == value
+
+
+def test_an_update_that_fails_to_encode_moves_nothing_forward_with_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the training that began before the failure was known nor the ones after it move anything of it."""
+    aggregator = device(tmp_path, more="overlap = { max_delay = 2 }")
+    session, starts = aggregator.session(), list[Any]()
+    do = session.bench.do
+
+    def watched(order: Any, *rest: Any) -> Any:
+        if order.train:
+            starts.append(order.kept)
+        return do(order, *rest)
+
+    monkeypatch.setattr(session.bench, "do", watched)
+
+    def begin(number: int) -> Begun:
+        begun = session.begin(aggregator.assign(number), lambda: False, aggregator.said.append)
+        assert isinstance(begun, Begun)
+        return begun
+
+    session.finish(begin(1))
+    committed = kept(session)[1]
+    failing, behind = begin(2), begin(3)
+    with monkeypatch.context() as patch:
+        patch.setattr("thinwire.client.execute.encode", lambda *given: 1 / 0)
+        assert isinstance(session.finish(failing)[0], Failure)
+    after = begin(4)
+    assert [start is None for start in starts] == [True, False, False, False]
+    assert starts[3].tolist() == starts[1].tolist() != starts[2].tolist()
+    assert not isinstance(session.finish(behind)[0], Failure)
+    assert kept(session)[1] == committed
+    assert not isinstance(session.finish(after)[0], Failure)
+    assert kept(session)[1] != committed

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from tests.support.small_task import Aggregator, cross_entropy, examples, plan_of, task_of
+from tests.support.small_task import Aggregator, cross_entropy, examples, normed, plan_of, task_of
 from thinwire.cli.task import lines
 from thinwire.client.task_check import STEPS, rehearse
 from thinwire.client.train.protocol import ClientInfo, Split
-from thinwire.core.errors import TaskError
+from thinwire.core.errors import PlanError, TaskError
 from thinwire.core.types import ReplyHeader
 
 
@@ -244,3 +244,20 @@ def test_a_mean_with_a_count_of_one_is_told_where_the_batch_has_more_examples(
         shown = dataclasses.asdict(found) | {"task": "t", "upload_s_at_mbit": {"1": 1.0}}
         (line,) = [line for line in lines(shown) if "count of 1" in line]
         assert line.strip().startswith("spread has a count of 1 over 24 examples, as a mean has: ")
+
+
+def test_personal_layers_are_refused_as_a_run_would_refuse_them_and_cost_no_bytes() -> None:
+    task, whole = task_of(normed), rehearse(task_of(normed), ClientInfo(), plan_of())
+    for globs, said in (("head.*", "matches no tensor that travels"), ("*", "matches every trained tensor")):
+        with pytest.raises(PlanError, match=said):
+            rehearse(task, ClientInfo(), plan_of(f'personal_layers = ["{globs}"]'))
+    with pytest.raises(PlanError, match="takes 1.weight and leaves 0.weight"):
+        rehearse(task_of(tied), ClientInfo(), plan_of('personal_layers = ["1.*"]'))
+    own = rehearse(task, ClientInfo(), plan_of('personal_layers = ["3.*"]'))
+    assert whole.dense_bytes - own.dense_bytes == whole.up_bytes - own.up_bytes == 4 * 18
+
+
+def tied() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    made[1].weight = made[0].weight
+    return made

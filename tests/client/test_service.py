@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from tests.support.fleet_words import polled, until
-from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, plan_of, task_of
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve, versions
 from thinwire.client.calls import sent
 from thinwire.client.device_info import UplinkTimeEstimator
+from thinwire.client.personal_files import whole_model
 from thinwire.client.policy import Policy
 from thinwire.core.errors import NotAccepted
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope
@@ -64,6 +65,18 @@ def running(tmp_path: Path) -> Iterator[Running]:
     made = Running(tmp_path)
     yield made
     made.stop.set()
+
+
+def test_a_service_keeps_the_whole_model_of_a_run_with_personal_layers(tmp_path: Path) -> None:
+    running = Running(tmp_path, model=normed)
+    running.aggregator = Aggregator(tmp_path / "assignments", running.task, plan_of('personal_layers = ["3.*"]'))
+    thread = running.start()
+    running.send(running.aggregator.assign(1))
+    polled(running.fleet, ReplyHeader)
+    running.stop.set()
+    thread.join(60)
+    found = whole_model(running.folder / "device", RUN)
+    assert (set(found.tensors), found.missing) == (set(normed().state_dict()), [])
 
 
 def test_assignments_are_answered_in_order_until_the_stop(running: Running) -> None:

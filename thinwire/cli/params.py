@@ -73,6 +73,20 @@ def tag_changes(tags: list[str] | None, command: str) -> tuple[list[str], list[s
     return add, remove
 
 
+def require_new_file(out: Path) -> None:
+    """Raise `UsageError` unless the file of `--out` does not exist and its folder does."""
+    from thinwire.core.errors import UsageError
+
+    if not out.absolute().parent.is_dir():
+        raise UsageError(
+            f"there is no folder {out.parent}", why=f"{out} goes into it", hint="--out in one that is there"
+        )
+    if out.exists():
+        raise UsageError(
+            f"{out} is there already", why="nothing is overwritten", hint="another name, or remove it first"
+        )
+
+
 def checked_plan(file: Path, sets: list[str] | None) -> RunPlan:
     """Load a plan with the `--set` options; raise its first refusal if it cannot run."""
     from thinwire.aggregation import codecs

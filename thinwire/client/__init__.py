@@ -8,6 +8,8 @@ Read the files in this order:
     outbox          exactly-once delivery and overlap, as pure steps from one state to the next
     run_state       the state of one run, and its commit to disk
     run_store       the states of all runs, and the plans that this device keeps
+    personal        the layers that stay on the client: their values in training, and with which a run begins
+    personal_files  what is kept of them after a run, and the whole model
     execute         the work of one assignment: its keys, schedule and deadline; evaluate, train, encode
     first_model     the reply to an assignment to make the first model of a run
     payload         frames to vectors and back, for both directions

@@ -23,6 +23,7 @@ from thinwire.client.executor import Executor, Worker
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.loop import Loop, Reloader
 from thinwire.client.personal import bench_for
+from thinwire.client.personal_files import SharedModels
 from thinwire.client.policy import Policy
 from thinwire.client.secure import MAX_REQUEST_BYTES, SecureIdentity
 from thinwire.client.train.protocol import ClientInfo
@@ -65,7 +66,11 @@ def serve(
     """
     where = replace(client or ClientInfo(), name=name)
     gate = gate or AdmissionController(folder=folder, carries=secure.carries if secure is not None else frozenset())
-    sessions = {task.name: AssignmentHandler(name, task, folder, where, gate=gate, secure=secure) for task in tasks}
+    shared = SharedModels(folder, lambda task: sessions[task].bench.layout, lambda: gate.min_free_bytes)
+    sessions = {
+        task.name: AssignmentHandler(name, task, folder, where, gate=gate, secure=secure, take_base=shared.take_base)
+        for task in tasks
+    }
     with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
         upkeep, here = Reloader(gate, worker, reload, reread), installed() if worker is None else {}
         calls = Retrier(ending, tell, give_up=once)

@@ -22,7 +22,7 @@ from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
 from thinwire.client.payload import ControlVariate, encode
-from thinwire.client.personal import OWN_METRIC, arrays_of, tensors_of, vector_of
+from thinwire.client.personal import OWN_METRIC, arrays_of, starting_values, tensors_of
 from thinwire.client.private_noise import noised, private_steps
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
@@ -82,6 +82,7 @@ class AssignmentContext:
     began: float = 0.0  # when the work on the assignment began, by `clock`
     max_state_bytes: int = 0  # of `context.state`, the owner's limit
     loaded: Callable[[Vector | None], None] = lambda buffers: None  # called with the float buffers of the loaded model
+    folder: Path | None = None  # the client's
 
     def __post_init__(self) -> None:
         # With overlap the assignment was sent ahead, so its deadline starts when the work does.
@@ -202,12 +203,13 @@ class Begun:
     """An assignment that was trained for, or that failed, and is not finished.
 
     `finish` applies its outcomes, encodes and commits. `at` is the time on the handler's clock at which the wait for
-    `finish` began.
+    `finish` began. `follows` are the replies whose training this one continued with overlap, its own included.
     """
 
     job: AssignmentContext
     outcome: Trained | Failure
     at: float
+    follows: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ def trained(
     following = ControlVariate.of(algorithm, layout, state.own, replica.params, counted) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
     personal = tensors_of(bench)
-    kept = vector_of(state.personal, personal)
+    begin = starting_values(personal, state.personal, job.folder, assignment, job.plan.run.init, job.say)
     order = TrainRequest(
         measure=job.may_measure and _is_measured(assignment, job.plan), train=assignment.kind == "train",
         local=_local(assignment, job.plan, algorithm),
@@ -260,7 +262,7 @@ def trained(
         within_s=job.train_within_s(4 * layout.size),
         shift=following.shift if following and assignment.kind == "train" else None,
         private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
-        kept=kept, round=assignment.round, version=assignment.base_version,
+        kept=begin.vector, round=assignment.round, version=assignment.base_version,
         may_report=not job.plan.is_protected, max_state_bytes=job.max_state_bytes,
         state=_state_of(state, job.max_state_bytes) if assignment.kind == "train" else {},
     )  # fmt: skip
@@ -274,7 +276,7 @@ def trained(
     done = job.do(bench, order, client, start, buffers)
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
     if personal and (seen := max((count for _, count in metrics.values()), default=0)):
-        metrics[OWN_METRIC] = (seen if kept is not None else 0.0, seen)
+        metrics[OWN_METRIC] = (seen if begin.vector is not None else 0.0, seen)
     evaluate_s = measured.measure_s + done.measure_s
     load_s = prepare_s + measured.load_s + done.load_s
     stages = (job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, 0.0, load_s)
@@ -293,8 +295,9 @@ def trained(
     whole = job.plan.is_protected or (algorithm is not None and algorithm.whole)
     a = 1.0 if whole else done.a
     header = replace(
-        header, metrics=metrics, timings=spent, examples=done.examples, steps=done.steps, a=a, norm=payload.norm(change)
-    )
+        header, metrics=metrics, timings=spent, examples=done.examples, steps=done.steps, a=a,
+        norm=payload.norm(change), lost=begin.lost,
+    )  # fmt: skip
     if order.within_s is not None and done.steps != done.planned:
         header = replace(header, planned=done.planned)
         of = f" of {done.planned}" if done.planned else ""

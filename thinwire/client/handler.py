@@ -141,8 +141,9 @@ class AssignmentHandler:
     def finish(self, begun: Begun) -> Answer:
         """Encode and commit what was trained, and return the reply.
 
-        An update that failed to encode is removed from the start of the next training. In a secure round this waits for
-        the phase `masked` (see `is_ready`), and raises `Cancelled` if the round is over before that.
+        An update that failed to encode is removed from the start of the next training. A training that began before
+        this was known moves no values that stay on the device. In a secure round this waits for the phase `masked` (see
+        `is_ready`), and raises `Cancelled` if the round is over before that.
         """
         assignment, ahead = begun.job.assignment, self._ahead_of(begun.job.assignment.run)
         try:
@@ -173,9 +174,8 @@ class AssignmentHandler:
 
     def withdrawn(self, assignment: Assignment) -> None:
         """Record that the aggregator withdrew an assignment that had begun: its work ended without a reply."""
-        if (
-            assignment.assignment_id not in self._ahead_of(assignment.run).making
-        ):  # else it arrived twice, and the first one continues
+        # An assignment that is still being made arrived twice, and the first one continues.
+        if assignment.assignment_id not in self._ahead_of(assignment.run).making:
             self.gate.ended(assignment)
 
     def overlaps(self, assignment: Assignment) -> bool:
@@ -216,8 +216,7 @@ class AssignmentHandler:
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float, send: Send | None
     ) -> Answer | Begun:
         assignment, ahead, began = delivery.assignment, self._ahead_of(delivery.assignment.run), self.clock.now()
-        # Read before the state: the id leaves this set when the state has the reply.
-        if assignment.assignment_id in ahead.making:
+        if assignment.assignment_id in ahead.making:  # read before the state, which gets the reply first
             raise Cancelled  # the assignment came again, and its reply is being finished
         folder, state = self.kept.opened(assignment.run, say, assignment.identity)
         self._forget_gone()
@@ -239,6 +238,7 @@ class AssignmentHandler:
             delivery, resolved, self.name, cancelled, say, queue_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
             self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock), began, self.gate.max_state_bytes,
+            folder=self.folder,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
@@ -264,9 +264,8 @@ class AssignmentHandler:
             raise CannotReply(
                 "protocol", f"the aggregator speaks protocol {assignment.protocol}, this client {PROTOCOL}"
             )
-        if (
-            assignment.run.rpartition("-")[0] != assignment.task
-        ):  # otherwise the number of runs on disk would have no bound
+        # Otherwise the number of runs on disk would have no bound.
+        if assignment.run.rpartition("-")[0] != assignment.task:
             raise CannotReply(
                 "protocol", f"no run of the task {assignment.task!r} can be called {assignment.run[:80]!r}"
             )
@@ -297,8 +296,8 @@ class AssignmentHandler:
         ahead = self._ahead.setdefault(assignment.run, PipelineState())
         if state.layout_digest not in ("", bench.layout.digest):
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
-        going_on, told = outbox.without(state.pending, ahead.void), self._settling(job, folder).outcomes
-        pending = outbox.still_pending(going_on, told, assignment.base_version, job.plan.local.delay)
+        state, told = ahead.without_void(state, self.kept[assignment.run][1]), self._settling(job, folder).outcomes
+        pending = outbox.still_pending(state.pending, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
             found = trained_finite(job, header, state, bench, self.client)
@@ -308,7 +307,8 @@ class AssignmentHandler:
             return Begun(job, self._failed(error, assignment, job.say), self.clock.now())
         ahead.state = replace(found.carried, sequence=header.update_id.sequence)
         ahead.making.add(assignment.assignment_id)
-        return Begun(job, found, self.clock.now())
+        ahead.follows |= {header.update_id.sequence}
+        return Begun(job, found, self.clock.now(), ahead.follows)
 
     def _begin_secure(
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, send: Send | None
@@ -333,10 +333,10 @@ class AssignmentHandler:
         found = replace(found, header=replace(found.header, timings=spent))
         new, void = found.carried, self._ahead_of(assignment.run).void
         onto = replace(
-            state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, replica=new.replica,
-            replica_version=new.replica_version, pending=outbox.without(new.pending, void), personal=new.personal,
-            context=new.context,
+            state, layout_digest=new.layout_digest, replica=new.replica, replica_version=new.replica_version,
+            pending=outbox.without(new.pending, void),
         )  # fmt: skip
+        onto = outbox.with_own_values(onto, new) if begun.follows.isdisjoint(void) else onto
         make = encoded if assignment.secure is None else self.rounds.encode
         return self._commit(assignment, folder, make(job, found, onto, layout))
 

@@ -286,14 +286,36 @@ class PipelineState:
 
     `state` is None if no reply is being encoded: the committed state counts then. `making` holds the ids of assignments
     that began and are not finished. `void` holds the sequences of updates that failed to encode. The finishing thread
-    replaces that set, so the training thread can read it at the same time.
+    replaces that set, so the training thread can read it at the same time. `follows` are the sequences of the trainings
+    whose results `state` continues and that may not be committed yet.
     """
 
     state: ClientRunState | None = None
     making: set[str] = field(default_factory=set)
     void: frozenset[int] = frozenset()
+    follows: frozenset[int] = frozenset()
+
+    def without_void(self, state: ClientRunState, committed: ClientRunState) -> ClientRunState:
+        """Return the state from which the next training continues: nothing of an update that failed to encode.
+
+        If `state` continues the training of one, what stays on the device becomes the `committed` values again.
+        """
+        if self.follows & self.void:
+            self.follows, state = frozenset(), with_own_values(state, committed)
+        self.follows = frozenset(sequence for sequence in self.follows if sequence > committed.sequence)
+        return replace(state, pending=without(state.pending, self.void))
 
     @property
     def sequence(self) -> int:
         """Return the highest sequence that was given out, 0 if there is none."""
         return self.state.sequence if self.state is not None else 0
+
+
+def with_own_values(state: ClientRunState, other: ClientRunState) -> ClientRunState:
+    """Return the state with the other's values that stay on the device.
+
+    These are personal layers, `context.state`, local buffers and counters.
+    """
+    return replace(
+        state, personal=other.personal, context=other.context, buffers=other.buffers, counters=other.counters
+    )

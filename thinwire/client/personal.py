@@ -8,45 +8,43 @@ answered before commit nothing, so they change no value. Neither does the outcom
 reply arrives late or the aggregator drops the update, because no update contains them. With overlap they follow the
 order of training, as the module's counters do.
 
-When a run ends, or newer runs displace it, its values move to `personal/RUN.safetensors` in the client's folder, where
-they stay until the owner deletes that file or the device leaves. A run that goes on after that, as an extended one,
-goes on with them. Another run of the same id, as of an aggregator that was installed again, has a file of its own.
+When a run ends, or newer runs displace it, its values move to a file of their own (client/personal_files.py). A run
+that goes on after that, as an extended one, goes on with them. `starting_values` finds them for a run that begins with
+the model of another one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
 
 from thinwire.client.errors import CannotReply
+from thinwire.client.personal_files import values_of
 from thinwire.core.errors import PlanError
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.personal_layers import kept_floats, personal_tensors, shared_layout
+from thinwire.core.plan_names import named_model
 from thinwire.core.records import replace
-from thinwire.core.statedir import private_folder, write_atomically
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
+    from thinwire.client.calls import Say
     from thinwire.client.executor import Executor
     from thinwire.client.train.protocol import ClientInfo, Tell, TrainRequest, TrainResult
     from thinwire.core.fleet import TaskReport
     from thinwire.core.plan import RunPlan
-    from thinwire.core.types import Vector
+    from thinwire.core.types import Assignment, Vector
 
     Arrays = Mapping[str, NDArray[Any]]
 
-MAX_RUNS = 64  # that have ended, of all tasks of a client
-IDENTITY = "identity"  # of the run, in the metadata of a file
-FOLDER = "personal"  # in the client's folder: a file for each run that has ended
+RESHAPED = "of another shape"  # the state of which `ReplyHeader.lost` reports the loss
+FIRST = "0"  # the model of `run:ID@0`
 OWN_METRIC = "eval/personal"  # share of the evaluated examples that saw trained personal layers of their client
 
 
@@ -132,43 +130,43 @@ def arrays_of(vector: Vector | None, tensors: tuple[Tensor, ...]) -> dict[str, N
     return found
 
 
-def put_aside(folder: Path, run: str, identity: str, arrays: Arrays) -> None:
-    """Keep the values of a run that has ended, until the owner deletes them; a second call changes nothing.
+@dataclass(frozen=True)
+class StartingValues:
+    """The personal values with which an assignment begins, None for those of `model()`.
 
-    At most `MAX_RUNS` files stay, the ones written last, so that an aggregator cannot fill the disk with ended runs.
+    `lost` is `RESHAPED` if there were values that do not fit the model, and "" otherwise.
     """
-    if not arrays:
-        return
-    private_folder(folder / FOLDER)
-    path = next(path for path in _files(folder, run) if _identity(path) in (None, identity))
-    write_atomically(path, save(dict(arrays), {IDENTITY: identity}))
-    files = sorted((folder / FOLDER).glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-MAX_RUNS]:
-        path.unlink(missing_ok=True)
+
+    vector: Vector | None = None
+    lost: str = ""
 
 
-def put_back(folder: Path, run: str, identity: str) -> Arrays:
-    """Return the values that were put aside for this run; none if there are none, or if the disk has damaged them."""
-    for path in _files(folder, run):
-        if (found := _identity(path)) is None:
-            break
-        if found == identity:
-            with contextlib.suppress(OSError, SafetensorError):
-                return {name: np.array(array) for name, array in load(path.read_bytes()).items()}
-    return {}
+def starting_values(
+    tensors: tuple[Tensor, ...], committed: Arrays, folder: Path | None, assignment: Assignment, init: str, say: Say
+) -> StartingValues:
+    """Return the values with which an assignment begins: the `committed` ones of its run, once there are any.
+
+    Before that, a run whose `[run] init` is `run:ID` begins with the last values of run ID on this device; one that
+    begins with the first model of ID does not. Values of other tensors or shapes are not used, and their loss is
+    reported.
+    """
+    if not kept_floats(tensors):
+        return StartingValues()
+    found = (assignment.run, committed) if committed else _values_of_origin(folder, init)
+    if found is None:
+        return StartingValues()
+    run, arrays = found
+    if (vector := vector_of(arrays, tensors)) is None:
+        say(f"{assignment.run}: the personal layers of {run} have other tensors or shapes; they begin again")
+        return StartingValues(lost=RESHAPED)
+    if not committed:
+        say(f"{assignment.run}: the personal layers begin with those of {run}")
+    return StartingValues(vector)
 
 
-def _files(folder: Path, run: str) -> Iterator[Path]:
-    """Yield the files of the runs that have had this id."""
-    return (folder / FOLDER / f"{run}{f'.{n}' if n else ''}.safetensors" for n in itertools.count())
-
-
-def _identity(path: Path) -> str | None:
-    """Return the identity of the run whose values a file has, "" if it does not tell one; None without a file."""
-    if not path.exists():
+def _values_of_origin(folder: Path | None, init: str) -> tuple[str, Arrays] | None:
+    """Return the run with whose model a run begins, and its values on this device; None for those of `model()`."""
+    origin = named_model(init)
+    if folder is None or origin is None or origin[1] == FIRST or (found := values_of(folder, origin[0])) is None:
         return None
-    try:
-        with safe_open(path, "numpy") as file:
-            return str((file.metadata() or {}).get(IDENTITY, ""))
-    except (OSError, SafetensorError):
-        return ""
+    return origin[0], found.arrays

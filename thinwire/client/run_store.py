@@ -25,8 +25,8 @@ from typing import Any
 from thinwire.client import outbox
 from thinwire.client.calls import Say
 from thinwire.client.errors import CannotReply
-from thinwire.client.personal import FOLDER as PERSONAL
-from thinwire.client.personal import put_aside, put_back
+from thinwire.client.personal_files import FOLDER as PERSONAL
+from thinwire.client.personal_files import put_aside, put_back
 from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.plan import RunPlan, canonical, digest_of
@@ -102,7 +102,7 @@ class RunStore:
         if identity is not None and identity != state.identity:
             if state.sequence and not (state.lost and not state.identity):  # lost state does not name its run
                 say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
-                put_aside(self._folder, run, state.identity, state.personal)
+                put_aside(self._folder, run, state)
                 seen = self.seen.get(run, 0)
                 state = ClientRunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
             state = replace(state, identity=identity)
@@ -138,7 +138,7 @@ class RunStore:
             if state.identity and identity != state.identity:
                 say(f"{run}: another run of this name is over; what this disk holds of its own one is kept")
                 return False
-            put_aside(self._folder, run, state.identity, state.personal)
+            put_aside(self._folder, run, state)
             state = outbox.over(state)
             folder.commit(state)
             self._runs[run] = folder, state
@@ -159,7 +159,7 @@ class RunStore:
                 else:
                     folder = self._folders(self._folder, path.name)
                     state = folder.load()[0]
-                put_aside(self._folder, path.name, state.identity, state.personal)
+                put_aside(self._folder, path.name, state)
                 folder.commit(replace(outbox.over(state), lost="given-up", references_from=NOT_KNOWN))
             except (DataLost, OSError) as error:
                 say(str(error))

@@ -44,6 +44,7 @@ from thinwire.client.train.trainer import TorchTrainer, Trained
 from thinwire.compression import parse
 from thinwire.core import prng
 from thinwire.core.errors import PlanError, TaskError, ThinwireError
+from thinwire.core.personal_layers import shared_model
 from thinwire.core.statedir import MB
 
 if TYPE_CHECKING:
@@ -138,14 +139,16 @@ def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: In
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
     trained, context = _trained(bench, client, plan, 1, KEY)
     change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
+    globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, bench.places)
+    shared, change, buffers, _ = shared_model(layout, globs, change, buffers, {})
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
-    spec, travels = rungs(plan.uplink)[0], travels_of(plan, layout)
+    spec, travels = rungs(plan.uplink)[0], travels_of(plan, shared)
     held = np.resize(base, travels.size)  # the vector behind the model is as large as the model
     news = Downlink(travels, plan.downlink.codec, held).publish(held + np.resize(change, travels.size))
     payloads = _encoded(plan, spec, change, travels)
     mean = WeightedMean(parse(spec).bind(travels), travels)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
-    parts, _ = payload.packed(payloads, travels, tensors.read_buffers(module, bench.places))
+    parts, _ = payload.packed(payloads, travels, buffers)
     began = time.perf_counter()
     again, context = _trained(bench, client, plan, STEPS, Key(3), context)
     step_s = (time.perf_counter() - began) / STEPS
@@ -165,7 +168,7 @@ def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: In
         [f"{name}: {array.dtype} {list(array.shape)}" for name, array in context.state.items()],
         {name: total / n for name, (total, n) in sums.items() if n}, counted_once if measured > 1 else [], measured,
         step_s, peak_bytes(), spec,
-        sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, layout.size * 4,
+        sum(part.length for part in parts), sum(map(len, news.changes)) or travels.size * 4, shared.size * 4,
     )  # fmt: skip
 
 

@@ -235,7 +235,7 @@ class StateLost(Event):
     """Reports that a device started the run again: its residual is lost, and this update is the first one without it.
 
     `why` is what the device found of its state: missing, older (than what it had sent), damaged, or unsaved. Unsaved
-    means that the device was killed before the state was durable.
+    means that the device was killed before it was durable. With `of another shape`, only personal layers began again.
     """
 
     round: int

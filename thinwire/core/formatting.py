@@ -204,7 +204,7 @@ COMMANDS = (
 """Those with `--home` that are typed on the aggregator's machine; `thinwire client` has a state of its own."""
 _WITHOUT_HOME = r"(?<![\w/-])thinwire (?:{})(?![-\w])(?![^;,()]* --home )"
 _ON_AGGREGATOR = re.compile(_WITHOUT_HOME.format("|".join(COMMANDS)))
-_ON_CLIENT = re.compile(_WITHOUT_HOME.format(r"client (?:service )?[a-z]+"))
+_ON_CLIENT = re.compile(_WITHOUT_HOME.format(r"client (?:service |runs )?[a-z]+"))
 
 
 def with_home(sentence: str, option: str, at: Literal["aggregator", "client"] = "aggregator") -> str:

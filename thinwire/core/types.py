@@ -201,7 +201,7 @@ class ReplyHeader:
     made fewer, else 0. `transfer` is filled in by the aggregator.
 
     `lost` is set if the client started this run again with a residual of zero. It holds the reason: the client's state
-    was missing, older than the updates that it had sent, damaged or unsaved.
+    was missing, older than its updates, damaged or unsaved; or its personal layers alone were of another shape.
     """
 
     assignment_id: str

@@ -2,7 +2,7 @@
 
 Versions and round numbers go on, and so does the server optimizer with its stored state. The schedule of the learning
 rate keeps the number of rounds that it had. Devices dropped their state of the run when it ended, so they begin with
-residual 0; an update that a device made before does not count any more.
+residual 0; an update that a device made before does not count any more. Their personal layers go on.
 
 Everything is checked before anything is recorded, and all that is recorded is one transaction. A run whose devices
 remember more than a residual (SCAFFOLD, FedDyn, EF21) is refused, and so is one whose masks or noise were planned for

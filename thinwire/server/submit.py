@@ -18,6 +18,7 @@ from thinwire.core.events import Event, RunStatusChanged
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_names import RUN, named_model
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import GIB, Fixed, Vector
@@ -48,11 +49,13 @@ def submit(
 
     With `[run] init = "device"` there is no initial model yet: only the layout and the fixed buffers are used. `owned`
     is for a caller that executes the run itself: it holds the run's lock for that time. `name` is shown to people.
-    The command `order`, which made the run, is answered when the run gets its place in the queue.
+    The command `order`, which made the run, is answered when the run gets its place in the queue. If the plan begins
+    with the model of another run, it names that run by its whole id from here on, because devices read it too.
 
     A crash meanwhile leaves a row with status `preparing`. A command is carried out again and completes that run. A run
     without one never starts, and `end_abandoned` closes it.
     """
+    plan = with_whole_id(store, plan)
     found = plan.check(codecs)
     if not found and source == "devices":
         found = plan.check(codecs, _measured(store, plan, carried(algorithm_of(plan), layout)))
@@ -80,6 +83,15 @@ def submit(
             stored.append(versions.write(0, first, buffers, counters, now))
         store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")], order=order)
     return run_id
+
+
+def with_whole_id(store: Store, plan: RunPlan) -> RunPlan:
+    """Return the plan with the whole id in `[run] init = "run:ID"`, which may be `latest` or the beginning of one."""
+    if (named := named_model(plan.run.init)) is None or (whole := store.run(named[0]).run_id) == named[0]:
+        return plan
+    values = plan.to_json()
+    init = f"{RUN}{whole}{plan.run.init.removeprefix(RUN + named[0])}"
+    return RunPlan.from_json({**values, "run": {**values["run"], "init": init}})
 
 
 def first_model_of(layout: Layout) -> tuple[Vector, Vector]:

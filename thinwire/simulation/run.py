@@ -44,7 +44,7 @@ from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
 from thinwire.server.policy.cohort import missing
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.held_spool import HeldSpool
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
@@ -197,6 +197,7 @@ def run_sim(
             hint="leave --processes out",
         )
     parse_split(client.split)
+    plan = with_whole_id(store, plan)  # as the run stores it, by which an unfinished one is found
     if step_s and (len(step_s) != clients or min(step_s) < 0):
         raise UsageError(
             f"step_s gives {len(step_s)} clients their seconds a step",

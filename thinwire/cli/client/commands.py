@@ -1,4 +1,5 @@
-"""The commands of `thinwire client`: start, join, leave, status, privacy, logs, reload, doctor, and the group service.
+"""The commands of `thinwire client`: start, join, leave, status, privacy, logs, reload, doctor, the group service, and
+what the device keeps of runs (kept_runs.py).
 
 `status` reads the locks, status files and outboxes of all clients of this machine.
 """
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli import console
+from thinwire.cli.client import kept_runs
 from thinwire.cli.local_state import StartOptions, again, chosen, is_joined, joined_url, named
 from thinwire.cli.params import ClientName, Data, Follow, Home, Json, Lines, NewName, OneName
 from thinwire.cli.service import commands as client_service
@@ -21,6 +23,8 @@ from thinwire.core import formatting
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
 app.add_typer(client_service.client_app)
+app.add_typer(kept_runs.app)
+app.command()(kept_runs.model)
 
 
 @app.command()

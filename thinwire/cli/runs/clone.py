@@ -1,7 +1,8 @@
 """`thinwire runs clone`: start a new run with the plan of an old one, with changes.
 
 The first model of the clone is that of the old run where the plan makes the same one, so the task's code is not needed
-here. With another seed it is. The model of another run (`[run] init = "run:ID"`) is taken if its layout is the same.
+here. With another seed it is, and so it is with other personal layers. The model of another run (`[run] init =
+"run:ID"`) is taken if its layout is the same.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def _submit(
     other = store.run(named[0]) if named else None
     if other is not None:
         require_counted(plan, other)
-    takes = other is not None and Layout.from_json(other.layout).digest == layout.digest
+    shares = old.local.personal_layers == plan.local.personal_layers
+    takes = shares and other is not None and Layout.from_json(other.layout).digest == layout.digest
     if task or not (takes or _begins_alike(row, old, plan)):
         return hand_over(store, home, plan, Path.cwd() / "plan.toml", task, name)
     if plan.run.init == "device":
@@ -93,12 +95,13 @@ def _begins_alike(row: RunRow, old: RunPlan, plan: RunPlan) -> bool:
     """Return True if the clone begins with the first model of the old run; raise `TaskError` if not."""
     from thinwire.core.errors import TaskError
 
-    keys = [key for key in ("task", "init") if getattr(old.run, key) != getattr(plan.run, key)]
-    keys += ["seed"] if not plan.run.init and old.run.seed != plan.run.seed else []
+    keys = ["[local] personal_layers"] if old.local.personal_layers != plan.local.personal_layers else []
+    keys += [f"[run] {key}" for key in ("task", "init") if getattr(old.run, key) != getattr(plan.run, key)]
+    keys += ["[run] seed"] if not plan.run.init and old.run.seed != plan.run.seed else []
     if not keys:
         return True
     raise TaskError(
         f"the first model of this clone is not that of {row.run_id}",
-        why=f"[run] {keys[0]} differs, so the code of the task has to make it",
+        why=f"{keys[0]} differs, so the code of the task has to make it",
         hint=f"--task {plan.run.task}=MODULE",
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import TAG_SETTINGS, Home, Json, RunId
+from thinwire.cli.params import TAG_SETTINGS, Home, Json, RunId, require_new_file
 from thinwire.cli.runs.clone import clone
 from thinwire.cli.runs.compare import compare
 from thinwire.cli.runs.keeping import archive, delete, extend, tag, unarchive
@@ -243,17 +243,9 @@ def model(
 ) -> None:
     """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
     from thinwire.cli.local_state import aggregator_home, opened
-    from thinwire.core.errors import UsageError
     from thinwire.server.model_files import stored_model
 
-    if not out.absolute().parent.is_dir():
-        raise UsageError(
-            f"there is no folder {out.parent}", why=f"{out} goes into it", hint="--out in one that is there"
-        )
-    if out.exists():
-        raise UsageError(
-            f"{out} is there already", why="nothing is overwritten", hint="another name, or remove it first"
-        )
+    require_new_file(out)
     with opened(home) as store:
         found = stored_model(store, aggregator_home(home), run_id, which)
     names = found.export(out)

@@ -16,6 +16,7 @@ Read the files in this order:
     executor        the task in this process or in a worker
     worker_process  the worker: its socket, its watchdog, its Python
     train/          the code that the worker runs; it imports nothing else of Thinwire
+    adapters/       tasks of models that other libraries train: scikit-learn, Lightning, transformers
     secure          the phases of a secure round: advertise, answer, encode on the lattice, mask
     admission       admit or decline an assignment, count it, limit its time
     policy_rules    what the owner's policy forbids

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from two_texts import CODE, CONTEXT, SYMBOLS, windows
 from transformers import LlamaConfig, LlamaForCausalLM
+from two_texts import CODE, CONTEXT, SYMBOLS, windows
 
 STEPS, BATCH = 120, 32
 

@@ -10,10 +10,10 @@ import os
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
-from two_texts import PROSE, windows
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, TrainingArguments
+from two_texts import PROSE, windows
 
 from thinwire.client import ClientInfo, Split, held_out, own_part
 from thinwire.client.adapters import transformers as adapter

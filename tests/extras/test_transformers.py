@@ -25,7 +25,9 @@ from thinwire.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages: they warn of each other
-EXAMPLES: Any = [{"input_ids": torch.arange(6) % (2 + i % 2), "labels": torch.tensor(i % 2), "index": i} for i in range(40)]
+EXAMPLES: Any = [
+    {"input_ids": torch.arange(6) % (2 + i % 2), "labels": torch.tensor(i % 2), "index": i} for i in range(40)
+]
 
 
 def run(program: list[str], folder: Path) -> str:

@@ -34,7 +34,7 @@ test: $(VENV)/.dev chromium postgresql  ## run every test (PYTEST_ARGS="-x tests
 	if [ -z "$${TMPDIR:-}" ] && [ "$${free:-0}" -gt 2000000 ]; then export TMPDIR=/dev/shm; fi; \
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-extras: $(EXTRAS)/.ready  ## with packages that users bring along: trackers, a notebook (PYTEST_ARGS="-k mlflow")
+test-extras: $(EXTRAS)/.ready  ## with packages that users bring along: trackers, a notebook, Lightning, transformers (PYTEST_ARGS="-k mlflow")
 	@$(EXTRAS)/bin/python -m pytest -q -p no:cacheprovider tests/extras $(PYTEST_ARGS)
 
 # Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".

@@ -16,6 +16,9 @@ PUBLIC = {
     "thinwire.simulation": ("History", "RunFailed"),
     "thinwire.core.events": ("RoundClosed", "Evaluated"),
     "thinwire.client": ("ClientInfo", "Context", "Split", "held_out", "own_part"),
+    "thinwire.client.adapters.lightning": ("task",),
+    "thinwire.client.adapters.sklearn": ("task", "fitted"),
+    "thinwire.client.adapters.transformers": ("task", "evaluator"),
     "thinwire.aggregation": ("Reduction", "CoordinateWise", "Combination", "ServerOptimizer"),
     "thinwire.compression": ("parse",),
 }

@@ -100,7 +100,7 @@ def test_a_training_without_time_ends_early_and_weighs_less() -> None:
         def should_stop(self) -> bool:
             return self.done >= 3
 
-    module, seen = trained(adapted(), Late(Local(lr=0.1, steps=6, batch=8)))
+    module, seen = trained(adapted(), Late(Local(lr=0.1, steps=6, batch=8), may_report=False))
     assert (len(module.rates), seen) == (3, 20)
 
 

@@ -115,7 +115,7 @@ def test_a_training_without_time_ends_early_and_weighs_less() -> None:
         def should_stop(self) -> bool:
             return self.done >= 3
 
-    context = Late(Local(lr=0.1, steps=6, batch=8))
+    context = Late(Local(lr=0.1, steps=6, batch=8), may_report=False)
     assert trained(adapted(), context)[1] == 20
     assert context.done == 3
 
@@ -129,6 +129,19 @@ def test_two_trainings_with_one_seed_give_the_same_bits_and_with_another_one_oth
 
     assert torch.equal(bits(1), bits(1))
     assert not torch.equal(bits(1), bits(2))
+
+
+def test_compute_metrics_of_a_trainer_sees_the_whole_test_split() -> None:
+    def compute(prediction: Any) -> dict[str, Any]:
+        right = prediction.predictions.argmax(1) == prediction.label_ids
+        return {"accuracy": right.mean(), "examples": len(right)}
+
+    task, net = adapted(), small().eval()
+    loader = task.data(ClientInfo()).train
+    with torch.no_grad():
+        found = adapter.evaluator(compute)(net, loader)
+        batches = [task.metrics(net, batch)["accuracy"][0] for batch in loader]
+    assert found == {"accuracy": pytest.approx(sum(batches) / 40), "examples": 40.0}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -77,6 +78,27 @@ def task(
         return _train(module, examples, context, arguments, trainer)
 
     return AdaptedTask(model, split, loss, metrics, train)
+
+
+def evaluator(compute_metrics: Callable[[Any], Mapping[str, float]]) -> Callable[[Any, Any], dict[str, float]]:
+    """Return the `evaluate(model, data)` of a task from the `compute_metrics` that a Trainer has.
+
+    It gets an `EvalPrediction` of the client's whole test split: logits and labels as numpy arrays. Examples must have
+    logits of one shape.
+    """
+
+    def evaluate(model: Any, data: Any) -> dict[str, float]:
+        transformers = imported("transformers", "transformers")
+        device = next(model.parameters()).device
+        logits, labels = [], []
+        for batch in data:
+            inputs = {name: value.to(device) for name, value in _inputs(model, batch).items()}
+            logits.append(model(**inputs)["logits"].detach().float().cpu().numpy())
+            labels.append(batch["labels"].numpy())
+        whole = transformers.EvalPrediction(predictions=np.concatenate(logits), label_ids=np.concatenate(labels))
+        return {name: float(value) for name, value in compute_metrics(whole).items()}
+
+    return evaluate
 
 
 def loss(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:

@@ -11,12 +11,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from two_texts import CODE, CONTEXT, SYMBOLS, windows
 
-STEPS, BATCH = 120, 32
+STEPS, BATCH = 80, 16
 
 torch.manual_seed(1)
 net = LlamaForCausalLM(
     LlamaConfig(
-        vocab_size=SYMBOLS, hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
+        vocab_size=SYMBOLS, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=CONTEXT, bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )
 )  # fmt: skip

@@ -18,7 +18,7 @@ from two_texts import PROSE, windows
 from thinwire.client import ClientInfo, Split, held_out, own_part
 from thinwire.client.adapters import transformers as adapter
 
-MOST = 1600  # windows of all clients together
+MOST = 800  # windows of all clients together
 LORA = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from thinwire.simulation import run_sim
 from thinwire.store import Store
 
 STEPS = [1, 2, 3, 4]
+WRITTEN_S = 60.0
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages: they warn of each other
 
 
@@ -65,13 +67,33 @@ def log_records(data: bytes) -> Iterator[bytes]:
             at += BLOCK - at % BLOCK
             continue
         length, kind = struct.unpack_from("<HB", data, at + 4)
-        if kind not in range(FULL, LAST + 1):
+        if kind not in range(FULL, LAST + 1) or at + HEAD + length > len(data):
             return
         part = data[at + HEAD : at + HEAD + length]
         record = part if kind in (FULL, FIRST) else record + part
         if kind in (FULL, LAST):
             yield record
         at += HEAD + length
+
+
+def written(folder: Path) -> dict[int, float] | None:
+    """Return the loss of each step in the offline files; None before wandb's own process has written the end of a run.
+
+    `finish()` may return earlier than that on a busy machine.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    rows: dict[int, float] = {}
+    ended = False
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in log_records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            ended = ended or record.HasField("exit")
+            if record.HasField("history"):
+                row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+                rows[int(row["_step"])] = row["loss"]
+    return rows if ended else None
 
 
 def test_tensorboard_has_one_event_a_round(home: AggregatorHome, tmp_path: Path) -> None:
@@ -100,19 +122,15 @@ def test_mlflow_has_one_value_a_round_and_the_plan(home: AggregatorHome, tmp_pat
 def test_wandb_keeps_each_round_at_its_step(
     home: AggregatorHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wandb.proto import wandb_internal_pb2
-
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     losses = copied(home, "wandb", "")
-    rows: dict[int, float] = {}
-    for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")):
-        for data in log_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.HasField("history"):
-                row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
-                rows[int(row["_step"])] = row["loss"]
+    rows: dict[int, float] | None = None
+    until = time.monotonic() + WRITTEN_S
+    while rows is None and time.monotonic() < until:
+        rows = written(tmp_path)
+        time.sleep(0.05)
+    assert rows is not None, "the offline file has no end"
     assert sorted(rows) == STEPS
     assert [rows[step] for step in STEPS] == pytest.approx(losses)

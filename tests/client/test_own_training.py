@@ -193,7 +193,7 @@ def test_a_loop_stops_before_a_step_that_the_time_would_not_suffice_for_and_neve
 
 
 def test_partial_work_of_a_device_sends_the_steps_made_and_planned(tmp_path: Path) -> None:
-    aggregator = Aggregator(tmp_path, task_of(train=stepped), plan_of(f"steps = 20\n{PARTIAL}"))
+    aggregator = Aggregator(tmp_path, task_of(train=stepped), plan_of(f"steps = 20\n{PARTIAL}"), steps=20)
     bench = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
     session = aggregator.session(clock=bench.clock)
     session.bench = bench
@@ -231,6 +231,16 @@ def test_an_attribute_of_the_section_is_named_where_it_is_now() -> None:
 def test_steps_that_no_training_makes_are_refused(numbers: Any) -> None:
     with pytest.raises(BadTask, match="is not valid"):
         Context(LOCAL).progress(*numbers)
+
+
+def test_a_loop_that_counts_more_steps_than_the_plan_assigns_fails_before_an_aggregator_rejects_its_update() -> None:
+    def train(model: nn.Module, data: Any, context: Any) -> int:
+        context.progress(5, 5)
+        return len(data)
+
+    with pytest.raises(TaskError, match=r"counted 5 steps, and \[local\] steps assigns 1"):
+        rehearse(task_of(train=train), ClientInfo(), plan_of("steps = 3"))
+    assert rehearse(task_of(train=train), ClientInfo(), plan_of()).train_steps == (5, 5), "the loop decides how many"
 
 
 def test_more_steps_than_planned_are_all_of_the_steps() -> None:

@@ -122,6 +122,16 @@ def test_what_is_followed_step_by_step_is_what_one_reading_gives(store: Store) -
     assert history.by_round[2][1] > history.by_round[2][0], "pi-01 spent in the other run too"  # type: ignore[operator]  # a float
 
 
+def test_after_a_round_of_everyone_those_count_who_spend_in_another_run_alone(store: Store) -> None:
+    first, second = PrivateStory(store), PrivateStory(store)
+    for story, devices in ((first, ()), (second, DEVICES[:1]), (second, DEVICES[:1]), (first, DEVICES[1:2])):
+        story.play(devices, closes=bool(devices))
+    history = SpendingHistory(store)
+    state = history.follow(store.run(first.run_id))
+    assert state is not None
+    assert history.by_round[2] == (state.spending.epsilon_run, state.spending.epsilon)
+
+
 def test_of_each_round_only_the_clients_that_spent_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before this bound the first read of 2 000 rounds with 20 of 1 000 clients took 30 s, and 0.4 s since."""
     story, looked_at = PrivateStory(store), list[int]()

@@ -183,7 +183,8 @@ def _trained(
     made, state = (before.round, before.state) if before is not None else (0, {})
     context = Context(local, made + 1, made, client.name, copied(state, max_bytes), not plan.is_protected)
     trainer, examples = TorchTrainer(bench.task, local), bench.split(client).train
-    work = Work(steps, plan.local.batch)
+    is_free = bench.task.optional("train") is not None and plan.local.steps is None  # the loop decides how many
+    work = Work(0 if is_free else steps, plan.local.batch)
     trained = trainer.train(bench.built.module, examples, work, key, context=context)
     context.state = copied(context.state, max_bytes)
     return trained, context

@@ -117,7 +117,8 @@ class SpendingHistory:
         """
         own = self._tally.own
         run = largest_epsilon((own[client] for client in row.devices or (EVERYONE,)), delta)
-        some = (self._all[client] + self._alike for client in self._have_spent & own.keys())
+        of_run = self._have_spent if EVERYONE in own else self._have_spent & own.keys()
+        some = (self._all[client] + self._alike for client in of_run)
         every = largest_epsilon(self._whole() if self._all_have_spent else some, delta)
         self._have_spent.clear()
         self._all_have_spent = False

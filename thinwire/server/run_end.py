@@ -95,15 +95,21 @@ def end_abandoned(store: Store, home: AggregatorHome) -> None:
 
     No process resumes these runs, while an aggregator resumes a run on devices, and completes the submission of a run
     that was ordered from it. A simulation that was to outlive its process waits, with that reason, until the same call
-    goes on with it or a person stops it.
+    goes on with it or a person stops it: there is no other process that carries out the command to stop it.
     """
-    ordered = {one.run_id for one in store.commands.pending() if one.kind == START_RUN}
+    orders = store.commands.pending()
+    ordered = {one.run_id for one in orders if one.kind == START_RUN}
+    stopped = {one.run_id for one in orders if one.kind in ("stop-run", "stop-after-round")}
     for row in store.owned():
         if row.run_id in ordered:
             continue
         if (process := _dead(row, home)) and store.run(row.run_id).status == row.status:
             did = "simulated it" if row.source == "sim" else "was handing it over"
             if row.status != "preparing" and home.simulation(row.run_id).exists():
+                if row.run_id in stopped:  # the process that would have carried it out has died
+                    end = RunStatusChanged(time.time(), "stopped", "stopped by a person after its process ended", 10)
+                    close_undriven(store, row.run_id, end)
+                    continue
                 waits = RunStatusChanged(time.time(), "waiting", f"{process}, which {did}, ended; {GO_ON}")
                 store.record(row.run_id, [waits] if row.status_text != waits.text else [])
                 continue

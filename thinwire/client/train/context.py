@@ -34,13 +34,17 @@ def nothing(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class TrainingControl:
-    """Connects a training with its assignment: schedule, time budget, clock, cancellation and progress."""
+    """Connects a training with its assignment: schedule, time budget, clock, cancellation, progress and its steps.
+
+    `steps` are those that the plan assigns, 0 if it leaves their number to the device.
+    """
 
     schedule: Schedule = CONSTANT
     budget: TimeBudget | None = None
     clock: Clock = REAL
     cancelled: Callable[[], bool] = never
     progress: Callable[[int, int], None] = nothing
+    steps: int = 0
 
 
 @dataclass
@@ -114,7 +118,8 @@ class Context:
         """Record that `done` of `total` steps are made (0: unknown); raise `BadTask` for numbers that no training has.
 
         The client shows it, and it is a sign of life. The reply has both numbers: a training that ended early is known
-        by them.
+        by them. `BadTask` is also raised for more steps than `[local] steps` assigns, because an aggregator rejects
+        such an update.
         """
         done, total = int(done), int(total)
         if not (0 <= done <= MAX_STEPS and 0 <= total <= MAX_STEPS):
@@ -122,6 +127,12 @@ class Context:
                 f"context.progress({done}, {total}) is not valid",
                 why="it takes the number of steps made and the number of all steps, 0 if unknown",
                 hint="context.progress(step + 1, steps)",
+            )
+        if self.control.steps and done > self.control.steps:
+            raise BadTask(
+                f"context.progress() counted {done} steps, and [local] steps assigns {self.control.steps}",
+                why="an aggregator rejects an update of more steps than it assigned",
+                hint="end the loop after context.local.steps; or leave steps out of the plan: then a loop decides",
             )
         self.done, self.total = done, max(done, total) if total else 0
         self.control.progress(self.done, self.total)

@@ -100,7 +100,9 @@ class TorchTrainer:
         with seeded(key):
             if (whole := self.task.optional("train")) is not None:
                 context = Context(self.local) if context is None else context
-                context.control = TrainingControl(self.schedule, self.partial, self.clock, cancelled, progress)
+                context.control = TrainingControl(
+                    self.schedule, self.partial, self.clock, cancelled, progress, work.steps
+                )
                 return self._theirs(whole(module, data, context), context)
             return self._steps(module, data, work, key, progress, cancelled)
 

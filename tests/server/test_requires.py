@@ -9,11 +9,11 @@ import pytest
 from tests.support.reasons import sentences
 from tests.support.server_bench import Bench, scripted
 from thinwire.core import RunPlan
+from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.errors import PlanError
 from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import ClientConnected, Hello
 from thinwire.core.plan_schema import Requires
-from thinwire.core.types import GIB, Equipment
 from thinwire.server.policy.eligibility import ConnectedDevices, lacking
 
 ALL = Requires(cores=4, memory_gb=2, mains=True, unmetered=True)

@@ -382,4 +382,4 @@ def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
     if assignment.kind == "evaluate":
         return True
     is_due = (assignment.round - 1) % plan.run.evaluate_every == 0
-    return plan.run.evaluate == "clients" and not assignment.is_follow_up and is_due
+    return plan.run.evaluate == "clients" and assignment.evaluates and not assignment.is_follow_up and is_due

@@ -76,6 +76,8 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
             del raw[rare]
     if not assignment.work.clip:
         del raw["work"]["clip"]
+    if assignment.evaluates:
+        del raw["evaluates"]
     return _dump(raw)
 
 

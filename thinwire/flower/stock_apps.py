@@ -242,7 +242,7 @@ class StockRun:
                 print(f"thinwire: round {number}: node {node} sent numbers too large to be added", flush=True)
         if not aggregated:
             raise TooFewClients(f"no node answered in round {number}")
-        fold.step(self.model)
+        fold.step(self.model, number - 1)
         headers = [header for header, _, _ in aggregated.values()]
         self.payload_bytes += sum(header.payload_bytes for header in headers)
         self._outcomes |= {

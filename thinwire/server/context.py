@@ -253,6 +253,7 @@ class RunContext:
             is_follow_up=past.ledger.is_follow_up(assignment_id),
             identity=self.identity,
             secure=self.mode.secure_work(self, number) if kind == "train" else None,
+            evaluates=assigned.evaluates if assigned else True,
         )
         return Envelope(device, assignment, self.sending.bundle(parcel))
 

@@ -32,18 +32,21 @@ from thinwire.core.types import Metrics, ReplyHeader
 from thinwire.server.context import RunContext
 from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_be_recorded
 
+from thinwire.server.policy.evaluators import share_of
 
 def evaluation(
     running: RunContext, version: int, headers: list[ReplyHeader], now: float, assigned: int = 0
 ) -> Evaluated | None:
     """Pool the clients' evaluations of one version into one event; None if no client evaluated it.
 
-    The event is no best and meets no target if too few clients evaluated the version. The comparison is with the
-    devices that replied, or with the number `assigned`, if that is larger.
+    The event is no best and meets no target if too few clients evaluated the version. The comparison is with those of
+    the devices that replied which the plan lets evaluate, or with the number `assigned`, if that is larger.
     """
     replies = [_reply(header) for header in headers]
     event = _pooled(running, version, replies, now, running.past.scores.best)
-    if event and too_few(event.clients, max(assigned, len({reply.device for reply in replies}))):
+    if event and too_few(
+        event.clients, max(assigned, share_of(running.plan, len({reply.device for reply in replies})))
+    ):
         event = replace(event, best=False, few=True, reached=False)
     return replace(event, **_bytes(running, headers)) if event else None
 
@@ -81,7 +84,8 @@ def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluat
         if event := _pooled(running, version, past.scores.measured[version], now, best):
             most = max(most, event.clients)
             buffer = running.plan.cohort.buffer
-            if 2 * event.clients < min(buffer, most) or too_few(event.clients, min(buffer, len(past.scores.examples))):
+            evaluating = share_of(running.plan, min(buffer, len(past.scores.examples)))
+            if 2 * event.clients < min(buffer, most) or too_few(event.clients, evaluating):
                 event = replace(event, best=False, few=True, reached=False)
             best = event if event.best else best
             found.append(event)

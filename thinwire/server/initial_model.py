@@ -18,7 +18,8 @@ from thinwire.aggregation import BufferMean
 from thinwire.aggregation.downlink import BUFFERS
 from thinwire.compression import parse
 from thinwire.core.errors import BadPayload, TooFewClients
-from thinwire.core.events import FirstModelAssigned, FirstModelFailed, RunNoted
+from thinwire.core.events import RunNoted
+from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.fleet import ClientDisconnected, Envelope
 from thinwire.core.formatting import Reason
 from thinwire.core.layout import FLOAT_BYTES, Layout

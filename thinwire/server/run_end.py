@@ -19,6 +19,7 @@ from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome,
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.evaluation import evaluation, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
+from thinwire.server.policy.evaluators import evaluators
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState
 from thinwire.server.tree_noise import erase_ended
@@ -121,7 +122,9 @@ def _dead(row: RunRow, home: AggregatorHome) -> str | None:
 
 
 def _evaluate_last(running: RunContext) -> None:
-    """Evaluate the last model on all able devices; every earlier version was evaluated by the round after it.
+    """Evaluate the last model on the share of the able devices that evaluates.
+
+    The round after it evaluated each earlier version.
 
     All replies are recorded together and acknowledged only then. Replies from before a restart are therefore here
     again, and count.
@@ -130,7 +133,8 @@ def _evaluate_last(running: RunContext) -> None:
     deadline = evaluation_deadline(running.past.slowest) + running.leases.busy_s(running.run_id)
     headers = _measured_before(running)
     answered = {header.update_id.device for header in headers}
-    able = [device for device in running.eligibility.able() if device not in answered]
+    could = {*answered, *running.eligibility.able()}
+    able = sorted(evaluators(running.plan, running.past.rounds_opened + 1, could) - answered)
     assignments = {device: evaluation_id_of(running.run_id, version, device) for device in able}
     running.status("running", f"measuring the last model on {len(assignments) + len(headers)} devices")
     running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])

@@ -22,8 +22,6 @@ from thinwire.core.events import (
     ClientSelected,
     Evaluated,
     Event,
-    FirstModelAssigned,
-    FirstModelFailed,
     FullModelSent,
     ModelStored,
     RoundClosed,
@@ -35,6 +33,7 @@ from thinwire.core.events import (
     UpdateAggregated,
     UpdateDropped,
 )
+from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.formatting import CHOSEN, Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked, without_sample

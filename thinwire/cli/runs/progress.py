@@ -249,6 +249,7 @@ class Teller:
 
     def _hear(self, event: Event) -> list[str]:
         from thinwire.core import events
+        from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
         from thinwire.core.protection_events import PhaseClosed
         from thinwire.core.types import PHASES
         from thinwire.reports import reason_text
@@ -261,7 +262,7 @@ class Teller:
                     self.rounds[event.round].messages[event.phase] = sum(event.received.values())
             case events.RunStatusChanged():
                 return self._status(event)
-            case events.RunNoted() | events.FirstModelAssigned() | events.FirstModelFailed():
+            case events.RunNoted() | FirstModelAssigned() | FirstModelFailed():
                 return [reason_text.sentence(event.note)]
             case events.RoundOpened():
                 self.rounds[event.round] = Round(

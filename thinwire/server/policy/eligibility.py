@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.errors import PlanError
 from thinwire.core.events import ClientFailed
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Hello, TaskReport
@@ -22,8 +23,8 @@ from thinwire.core.formatting import counted, plain
 from thinwire.core.layout import Layout, differences
 from thinwire.core.personal_layers import shared_layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_schema import Requires, SecureSection
-from thinwire.core.types import GIB, Equipment
+from thinwire.core.plan_protection import SecureSection
+from thinwire.core.plan_schema import Requires
 
 MAX_REASON = 500  # letters from a device's own report: every round's journal repeats the reason
 DIGITS = 16  # of a digest, in hex: enough to compare reports of one device

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from thinwire.core.events import Event, FirstModelAssigned, FirstModelFailed, ModelStored
+from thinwire.core.events import Event, ModelStored
+from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.formatting import Reason
 from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
 from thinwire.server.policy.cohort import in_drawn_order

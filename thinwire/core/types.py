@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from thinwire.core.errors import BadPayload, ThinwireError, UsageError
 from thinwire.core.records import replace
+from thinwire.core.score_histogram import Histograms
 
 PROTOCOL = 1
 
@@ -156,8 +157,8 @@ class Assignment:
     protocol: int = PROTOCOL
     identity: str = ""  # of the run: separates it from an earlier run with the same id
     secure: SecureWork | None = None  # of a training assignment whose update is sent under masks
-
     evaluates: bool = True  # False: another share of the round's clients evaluates the model
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -223,6 +224,7 @@ class ReplyHeader:
     planned: int = 0
     lost: str = ""
     identity: str = ""  # of the run, copied from the assignment
+    histograms: Histograms = field(default_factory=dict)  # of scores, for whole-set metrics (score_histogram.py)
 
     @property
     def payload_bytes(self) -> int:

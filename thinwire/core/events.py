@@ -309,7 +309,8 @@ class Evaluated(Event):
 
     `best` and `target` use robust means (server/evaluation.py). `robust` has the means that differ from `metrics`.
     `clipped` has the metrics that were clipped, by the update id of their reply. `units` and `widths` were estimated
-    here for the versions to come.
+    here for the versions to come. `by_client` has the clients' own values of the last model: those of all others are in
+    the events of their updates.
     """
 
     round: int
@@ -329,6 +330,7 @@ class Evaluated(Event):
     clipped: dict[str, list[str]] = field(default_factory=dict)
     units: dict[str, float] = field(default_factory=dict)  # metric -> its count for one example, such as tokens
     widths: dict[str, float] = field(default_factory=dict)  # metric -> distance from the median to clip at
+    by_client: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def decisive(self) -> dict[str, float]:

@@ -54,6 +54,17 @@ def evaluation(
     return replace(event, **_bytes(running, headers)) if event else None
 
 
+def of_each(event: Evaluated, headers: Iterable[ReplyHeader]) -> dict[str, dict[str, float]]:
+    """Return client -> its own values of the metrics of an evaluation."""
+    names = {MEASURED + name: name for name in event.metrics}
+    return {
+        header.update_id.device: {
+            names[name]: total / count for name, (total, count) in header.metrics.items() if name in names and count > 0
+        }
+        for header in headers
+    }
+
+
 def summed_evaluation(running: RunContext, version: int, metrics: Metrics, clients: int, now: float) -> Evaluated:
     """Return the evaluation of a version by the sums of a secure round's metrics, of so many clients.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
@@ -17,7 +18,7 @@ from thinwire.core.plan import digest_of
 from thinwire.core.statedir import AggregatorHome, dead_owner
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
 from thinwire.server.context import POLL_S, RunContext
-from thinwire.server.evaluation import evaluation, require_metrics
+from thinwire.server.evaluation import evaluation, of_each, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
 from thinwire.server.policy.evaluators import evaluators
 from thinwire.server.state import snapshot
@@ -156,7 +157,7 @@ def _evaluate_last(running: RunContext) -> None:
     running.fleet.cancel(list(open_assignments.values()))
     headers.sort(key=lambda header: header.update_id.device)
     if evaluated := evaluation(running, version, headers, running.clock.wall(), assigned):
-        running.record(evaluated)
+        running.record(replace(evaluated, by_client=of_each(evaluated, headers)))
     running.fleet.ack([header.update_id for header in headers])
 
 

@@ -332,7 +332,7 @@ class TaskRuntime:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
             whole, done.histograms = whole_set(module, self.task, split.test, done.sums)
-            done.sums |= whole
+            done.sums.update(whole)
             if order.train:
                 module = self._filled(params, buffers, order.counters, order.personal, kept)
         done.measure_s = clock.now() - begun

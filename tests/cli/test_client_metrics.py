@@ -11,6 +11,8 @@ from tests.support.small_task import plan_of, task_of
 from thinwire import simulate
 
 PRIVATE = """
+steps = 2
+buffers = "local"
 [cohort]
 clients = 3
 late = "drop"
@@ -48,7 +50,8 @@ def test_each_client_has_a_row_for_each_round_and_for_the_last_model(thinwire, r
 def test_they_are_printed_as_a_table_and_as_csv(thinwire, ran):
     home, _ = ran
     table = thinwire("runs", "metrics", "--round", "2", "--home", home).out.splitlines()
-    assert table[0].lower().split() == ["round", "version", "client", "examples", "clipped", "accuracy", "loss", "train/loss"]
+    columns = "round version client examples clipped accuracy loss train/loss"
+    assert table[0].lower().split() == columns.split()
     assert [line.split()[:3] for line in table[1:]] == [["2", "1", f"sim-{n}"] for n in range(3)]
     text = thinwire("runs", "metrics", "--csv", "--home", home).out
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -58,7 +61,7 @@ def test_they_are_printed_as_a_table_and_as_csv(thinwire, ran):
 
 
 def test_a_private_run_has_none_and_says_why(thinwire, tmp_path):
-    simulate(task_of(), plan_of("steps = 2\nbuffers = \"local\"" + PRIVATE, run='rounds = 1\nevaluate = "off"'), clients=3, home=tmp_path)
+    simulate(task_of(), plan_of(PRIVATE, run='rounds = 1\nevaluate = "off"'), clients=3, home=tmp_path)
     found = thinwire("runs", "metrics", "--json", "--home", tmp_path).document
     assert found["clients"] == [] and "private" in found["why"]
     said = thinwire("runs", "metrics", "--home", tmp_path)

@@ -22,6 +22,7 @@ UNUSED: dict[str, str] = {
     "run.patience": f"{OFF}patience = 3",
     "run.metric": f'{OFF}metric = "accuracy"',
     "run.evaluate": ALWAYS, "run.evaluate_every": f"{OFF}evaluate_every = 2",
+    "run.evaluate_wait_s": "[run]\nevaluate_wait_s = 5",
     "run.fraction_evaluate": f"{OFF}fraction_evaluate = 0.5",
     "run.eval_cohort": NOT_BUILT, "run.task_match": ALWAYS,
     "cohort.clients": '[cohort]\nmode = "buffered"\nclients = 3',

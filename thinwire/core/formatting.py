@@ -204,8 +204,8 @@ def csv_cell(value: object) -> object:
 
 COMMANDS = (
     "run", "sim", "plan explain",
-    "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
-    "aggregator config", "aggregator logs", "aggregator dashboard", "aggregator restore",
+    "aggregator start", "aggregator evaluate", "aggregator status", "aggregator stop", "aggregator doctor",
+    "aggregator backup", "aggregator config", "aggregator logs", "aggregator dashboard", "aggregator restore",
     "aggregator service install", "aggregator ca show", "aggregator ca rotate",
     "aggregator users add", "aggregator users reset", "aggregator users list", "aggregator users disable",
     "aggregator users enable", "aggregator tokens add", "aggregator tokens list", "aggregator tokens revoke",

@@ -88,22 +88,16 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
 UNBUILT = {
     "run": ("eval_cohort",),
 }  # fmt: skip
-UNBUILT_VALUES = {
-    ("run", "evaluate"): ("holdout",),
-}
 
 
 def unbuilt(plan: Sections) -> Iterator[Refusal]:
-    """Yield a refusal for each key or value that this version does not support."""
+    """Yield a refusal for each key that this version does not support."""
     for section, keys in UNBUILT.items():
         given = getattr(plan, section)
         for key in keys:
             default = type(given).model_fields[key].get_default(call_default_factory=True)
             if getattr(given, key) != default:
                 yield _refused(section, key, getattr(given, key), default)
-    for (section, key), values in UNBUILT_VALUES.items():
-        if (value := getattr(getattr(plan, section), key)) in values:
-            yield _refused(section, key, value, None)
 
 
 def _refused(section: str, key: str, value: object, default: object) -> Refusal:
@@ -300,6 +294,8 @@ def _unused(plan: Sections) -> list[Rule]:
          "nobody measures the model, so no version is the best", '[run] evaluate = "clients"'),
         ("run", "evaluate_every", off, '[run] evaluate = "off"',
          "nobody measures the model, so there is nothing between two evaluations", '[run] evaluate = "clients"'),
+        ("run", "evaluate_wait_s", plan.run.evaluate != "holdout", f'[run] evaluate = "{plan.run.evaluate}"',
+         "the clients evaluate in their rounds, or nobody does", '[run] evaluate = "holdout"'),
         ("run", "fraction_evaluate", not asked, f'[run] evaluate = "{plan.run.evaluate}"',
          "no client evaluates, so there is no share of them that does", '[run] evaluate = "clients"'),
         ("cohort", "over_select", sync and cohort.clients == "all", 'clients = "all"',

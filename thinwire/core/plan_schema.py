@@ -66,7 +66,13 @@ class RunSection(Section):
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")
     patience: Count | None = Field(default=None, description="stop after so many evaluated models without a new best")
     metric: str = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
-    evaluate: Literal["clients", "holdout", "off"] = Field(default="clients", description="where the model is measured")
+    evaluate: Literal["clients", "holdout", "off"] = Field(
+        default="clients", description="where the model is evaluated; holdout: by the operator, on data of its own"
+    )
+    evaluate_wait_s: NotNegative = Field(
+        default=60.0,
+        description="of holdout: seconds that a round of a run with target or patience, and the run's end, wait for it",
+    )
     evaluate_every: Count = Field(default=1, description="rounds between two evaluations")
     fraction_evaluate: Portion = Field(
         default=1.0, description="share of the selected clients that evaluate in a round, drawn from the seed"

@@ -115,6 +115,7 @@ def require_metrics(running: RunContext, over: bool = False) -> None:
     scores = running.past.scores
     known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
     enough = len(scores.measurers) >= FEWEST or running.past.considered <= scores.measurers
+    enough = enough or running.plan.run.evaluate == "holdout"
     if known and (over or enough):
         running.plan.require_metrics(known)
 
@@ -130,7 +131,9 @@ def _reply(header: ReplyHeader) -> Measured:
 def _pooled(
     running: RunContext, version: int, replies: Sequence[Measured], now: float, best_yet: Evaluated | None
 ) -> Evaluated | None:
-    """Pool replies into one event without bytes; None if no reply has a metric of an evaluation."""
+    """Pool replies into one event without bytes; None if no reply has a metric of an evaluation, or none may."""
+    if running.plan.run.evaluate == "holdout":
+        return None  # a client that sends metrics all the same does not decide about the best version
     measuring = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
     measured = list({reply.device: reply for reply in reversed(measuring)}.values())[::-1]  # each device's first
     scores, most = running.past.scores, running.plan.cohort.max_weight

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.aggregation import Reduction, ServerOptimizer, optimizers, reductions
+from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
@@ -42,12 +43,14 @@ from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
+from thinwire.server.model_store import Versions
 from thinwire.server.policy.cohort import missing
 from thinwire.server.run import drive
 from thinwire.server.submit import submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.held_spool import HeldSpool
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
+from thinwire.simulation.holdout import SimulatedHoldout
 from thinwire.simulation.kept import KeptSimulation, where_it_stood
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor
@@ -245,10 +248,24 @@ def run_sim(
         patient = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
-        row = drive(run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event)
+        row = drive(
+            run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event,
+            holdout=_holdout(plan, task, client, store, home, run_id),
+        )  # fmt: skip
         if kept and row.status in ENDED:
             shutil.rmtree(kept.folder(run_id), ignore_errors=True)
     return run_id
+
+
+def _holdout(
+    plan: RunPlan, task: LoadedTask, client: ClientInfo, store: Store, home: AggregatorHome, run_id: str
+) -> SimulatedHoldout | None:
+    """Return what evaluates the models of a plan with `[run] evaluate = "holdout"`; None for other plans."""
+    if plan.run.evaluate != "holdout":
+        return None
+    layout = Layout.from_json(store.run(run_id).layout)
+    versions = Versions(home.run(run_id), carried(algorithm_of(plan), layout))
+    return SimulatedHoldout(plan, task, client, versions, layout)
 
 
 def require_same(plan: RunPlan, task: LoadedTask) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.server_bench import Bench, scripted
-from thinwire.cli.aggregator.evaluate import evaluated_until
+from thinwire.cli.aggregator.evaluate import evaluated_until, required
+from thinwire.core.errors import UsageError
 from thinwire.core.events import Evaluated
 from thinwire.core.layout import Layout
+from thinwire.core.types import Assignment, Vector
 from thinwire.server.command_queue import EVALUATED, CommandQueue, OrderedHoldout
+from thinwire.simulation import SyntheticUpdates
 
 TASK = """
 import torch
@@ -45,15 +50,11 @@ def task(tmp_path: Path) -> str:
 
 
 def bench(folder: Path) -> Bench:
-    from thinwire.simulation import SyntheticUpdates
-
-    def work(name: str) -> SyntheticUpdates:
-        import numpy as np
-
-        return SyntheticUpdates(name, LAYOUT, lambda assignment: np.float32([1.0, -1.0, 0.0]), steps=1)
+    def change(assignment: Assignment) -> Vector:
+        return np.array([1.0, -1.0, 0.0], np.float32)
 
     return Bench(
-        folder, [scripted(name, does=work(name)) for name in "ab"], layout=LAYOUT,
+        folder, [scripted(name, does=SyntheticUpdates(name, LAYOUT, change, steps=1)) for name in "ab"], layout=LAYOUT,
         run={"rounds": 1, "evaluate": "holdout", "evaluate_wait_s": 0}, uplink={"codec": "identity"},
     )  # fmt: skip
 
@@ -70,6 +71,17 @@ def test_it_leaves_the_evaluation_of_each_version_for_the_service(thinwire, tmp_
     assert found.metrics == pytest.approx({"loss": 0.6931, "sick_auc": 0.5, "sick_f1": 2 / 3}, abs=1e-3), "of zeros"
     assert evaluated_until(one.store, one.run_id) == 0
     assert one.store.commands.pending() == []
+
+
+def test_a_run_that_wants_no_holdout_evaluation_or_has_another_task_is_refused(thinwire, tmp_path: Path) -> None:
+    one = bench(tmp_path / "home")
+    run = one.store.run(one.run_id)
+    assert required(run, "toy") is run
+    with pytest.raises(UsageError, match="trains the task toy"):
+        required(run, "other")
+    off = replace(run, plan={**run.plan, "run": {**run.plan["run"], "evaluate": "off"}})
+    with pytest.raises(UsageError, match="evaluate = 'off'"):
+        required(off, "toy")
 
 
 def test_code_that_raises_is_told_and_the_next_version_is_tried(thinwire, tmp_path: Path) -> None:

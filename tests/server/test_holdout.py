@@ -11,7 +11,9 @@ import pytest
 
 from tests.support.crashes import Fate, Killed, around_commits
 from tests.support.server_bench import Bench, killing, scripted
+from tests.support.several_runs import Site, steady
 from thinwire.core.events import Evaluated, Event, ModelStored, RoundClosed, RoundOpened, RunStatusChanged
+from thinwire.server import command_queue
 from thinwire.server.command_queue import EVALUATED, CommandQueue, OrderedHoldout
 from thinwire.server.holdout import HoldoutResult
 
@@ -170,3 +172,34 @@ def test_the_models_that_wait_for_their_evaluation_are_kept(tmp_path: Path) -> N
 
     one.drive(holdout=evaluator, on_event=look)
     assert seen[-1] == {f"v{version:06}.model" for version in range(4)}
+
+
+def test_the_service_records_what_an_operator_leaves_and_answers_what_comes_after_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    site = Site(tmp_path, steady({"a": 1.0, "b": 1.5}))
+    run_id = site.submit(run={"rounds": 5, "evaluate": "holdout", "patience": 2, "evaluate_wait_s": 20})
+    losses = [9.0, 4.0, 5.0, 6.0, 1.0, 1.0]
+
+    def leave(version: int) -> int:
+        result = HoldoutResult(version, {"loss": (losses[version], 1.0)})
+        return site.store.commands.add(EVALUATED, run_id, result.to_json())
+
+    def on_event(_: str, event: Event) -> None:
+        if isinstance(event, ModelStored) and event.version:
+            leave(event.version)
+
+    site.on_event = on_event
+    leave(0)
+    site.serve()
+    assert site.store.run(run_id).version == 3, "two versions after the best one"
+    assert [(e.version, e.best) for e in site.events(run_id, Evaluated)] == [
+        (0, True), (1, True), (2, False), (3, False),
+    ]  # fmt: skip
+    late = leave(4)
+    site.serve(seconds=5.0)
+    assert site.store.commands.result(late) == {"done": True}
+    assert site.store.commands.pending() == []
+    assert len(site.events(run_id, Evaluated)) == 4
+    assert not any(row.what == EVALUATED for row in site.store.audit.rows()[1])

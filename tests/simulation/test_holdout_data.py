@@ -12,6 +12,7 @@ from tests.support.small_task import cross_entropy, examples, linear, plan_of, t
 from thinwire import simulate
 from thinwire.client import ClientInfo, Split
 from thinwire.client.holdout import NAME
+from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.events import Evaluated
 from thinwire.simulation import RunFailed
@@ -58,3 +59,18 @@ def test_a_task_without_holdout_data_ends_the_run_with_the_reason() -> None:
 def test_clients_with_personal_layers_cannot_be_evaluated_by_somebody_else() -> None:
     with pytest.raises(PlanError, match="personal_layers"):
         run(text='personal_layers = ["bias"]')
+
+
+SECURE = """
+[secure]
+enabled = true
+"""
+
+
+def test_the_model_of_a_secure_run_is_evaluated_too() -> None:
+    text = f'steps = 2\nbuffers = "local"\n[cohort]\nlate = "drop"\ndeadline_s = 60\nclients = 3{SECURE}'
+    plan = RunPlan.parse(f'[run]\ntask = "small"\nrounds = 1\nevaluate = "holdout"\n[local]\nlr = 0.1\n{text}')
+    made = simulate(task_of(data=data), plan, clients=3)
+    with torch.no_grad():
+        assert made.metrics["loss"] == pytest.approx(float(cross_entropy(made.model(), HOLDOUT.tensors)), rel=1e-5)
+    assert [row.metrics for row in made.updates] == [{}] * 3

@@ -301,11 +301,12 @@ class RoundClosed(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """Holds the evaluation of the model that round `round` made, on the clients' test splits.
+    """Holds the evaluation of the model that round `round` made, on the clients' test splits or the operator's data.
 
-    Values are pooled over the clients; `spread` is the range over the clients. The last model is evaluated by
-    assignments of its own: `payload_bytes` are their bytes, 0 for all other versions. `reached` is True if the version
-    meets the plan's target. `few` is True if so few clients evaluated it that it is not the best and meets no target.
+    Values are pooled over the clients, of which there are 0 if the operator evaluated. `spread` is the range over the
+    clients. The last model is evaluated by assignments of its own: `payload_bytes` are their bytes, 0 for all other
+    versions. `reached` is True if the version meets the plan's target. `few` is True if so few clients evaluated it
+    that it is not the best and meets no target.
 
     `best` and `target` use robust means (server/evaluation.py). `robust` has the means that differ from `metrics`.
     `clipped` has the metrics that were clipped, by the update id of their reply. `units` and `widths` were estimated

@@ -52,7 +52,7 @@ def evaluate(
             (bench,) = worker.benches()
             client = ClientInfo(data=data.absolute() if data else None, device=device)
             following = Following(store, where, bench, client)
-            only = store.run(run_id).run_id if run_id else ""
+            only = required(store.run(run_id), bench.name).run_id if run_id else ""
             while True:
                 look()
                 found = following.step(only)
@@ -63,6 +63,23 @@ def evaluate(
                     time.sleep(LOOK_S)
         finally:
             worker.close()
+
+
+def required(run: RunRow, task: str) -> RunRow:
+    """Return the run; raise `UsageError` if its plan has no holdout evaluation, or trains another task."""
+    from thinwire.core.errors import UsageError
+
+    if run.plan["run"]["evaluate"] != "holdout":
+        raise UsageError(
+            f"{run.run_id} has [run] evaluate = {run.plan['run']['evaluate']!r}",
+            why="only a run whose plan says so is evaluated here",
+            hint='[run] evaluate = "holdout" in the plan of the next run',
+        )
+    if run.task != task:
+        raise UsageError(
+            f"{run.run_id} trains the task {run.task}", why=f"--task names {task}", hint=f"--task {run.task}=MODULE"
+        )
+    return run
 
 
 class Following:

@@ -276,7 +276,7 @@ class Teller:
                 self.waiting.append(event.round)
                 return lines
             case events.Evaluated():
-                self.evaluates = True
+                self.evaluates = event.clients > 0  # the next round has no part in a holdout evaluation
                 return self._flush(event.decisive, before=event.round + 1, measured=event.round)
             case events.ClientSelected() | events.StateLost() | events.ClientFailed() | events.ClientReconnected():
                 if event.round in self.rounds:

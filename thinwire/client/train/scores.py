@@ -1,11 +1,12 @@
 """Histograms of a binary classifier's scores, from which whole-set metrics of many clients are pooled.
 
-AUC and F1 are no means: the mean of ten clients' AUCs is not the AUC of the ten test sets together. A
-histogram can be summed. A task's `evaluate(model, data)` returns one for each score, made by `histogram`, and the
-aggregator computes AUC and F1 from the sum over the clients.
+AUC and F1 are no means: the mean of ten clients' AUCs is not the AUC of the ten test sets together. A histogram can be
+summed. A task's `evaluate(model, data)` returns one for each score, made by `histogram`, and the aggregator computes
+AUC and F1 from the sum over the clients.
 
-All clients have the same bins. They are equally wide in asinh(logit(score) / SCALE): narrow around a score of 1/2,
-where the scores of an untrained model lie, and of a width that shrinks with the distance from 0 or 1 near the ends.
+All clients have the same bins. They are equally wide in asinh(logit(score) / SCALE). So they are narrow around a score
+of 1/2, where the scores of an untrained model lie, and near 0 and 1 their width is a constant share of the distance to
+the end.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tests.support.server_bench import Bench, drive_through, killed, scripted
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientSelected, Evaluated
 from thinwire.core.serialization import assignment_from_bytes, assignment_to_bytes
-from thinwire.server.policy.evaluators import evaluates, evaluators, share_of
+from thinwire.server.policy.cohort import evaluates, evaluators, evaluators_of
 
 NAMES = [f"d{number}" for number in range(8)]
 SETS = st.sets(st.sampled_from(NAMES))
@@ -26,7 +26,7 @@ def plan(share: float, seed: int = 0) -> RunPlan:
 def test_the_share_evaluates_and_one_at_least(share: float, seed: int, number: int, names: set[str]) -> None:
     made = plan(share, seed)
     found = evaluators(made, number, names)
-    assert len(found) == share_of(made, len(names)) <= len(names)
+    assert len(found) == evaluators_of(made, len(names)) <= len(names)
     assert found <= names
     assert bool(found) == bool(names)
     assert found == evaluators(made, number, sorted(names, reverse=True)), "the order decides nothing"

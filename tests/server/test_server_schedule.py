@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.server_bench import LAYOUT, Bench, drive_through, killed, scripted
 from thinwire.aggregation import codecs
+from thinwire.aggregation.server_optimizers import lr_factor, server_at, server_rate
 from thinwire.client.train.schedule import Schedule
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored
-from thinwire.core.lr_schedule import factor, server_at, server_rate
 from thinwire.server.model_store import Versions
 
 KINDS = st.sampled_from(["constant", "linear", "cosine"])
@@ -27,7 +27,7 @@ def test_server_and_clients_compute_the_same_factor(
 ) -> None:
     begin, until = made / rounds, (made + 1) / rounds
     middle = min(1.0, begin + (until - begin) * 0.5)
-    assert factor(kind, warmup, end, middle) == Schedule(kind, warmup, end, begin, until).factor(0, 1)
+    assert lr_factor(kind, warmup, end, middle) == Schedule(kind, warmup, end, begin, until).factor(0, 1)
 
 
 def plan(**server: object) -> RunPlan:

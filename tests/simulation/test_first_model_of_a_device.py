@@ -13,8 +13,8 @@ from tests.support.reasons import noted
 from tests.support.small_task import task_of
 from thinwire.client.task import initial_model
 from thinwire.core.events import ClientFailed, RunNoted, RunStatusChanged
-from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.fleet import Arrival, Envelope
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import ReplyHeader
 from thinwire.reports.reason_text import sentence
 from thinwire.simulation import Script, Turn, simulate

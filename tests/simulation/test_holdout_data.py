@@ -13,7 +13,7 @@ from thinwire import simulate
 from thinwire.client import ClientInfo, Split
 from thinwire.client.holdout import NAME
 from thinwire.core import RunPlan
-from thinwire.core.errors import PlanError
+from thinwire.core.errors import PlanError, TaskError
 from thinwire.core.events import Evaluated
 from thinwire.simulation import RunFailed
 
@@ -51,9 +51,17 @@ def test_the_task_is_asked_for_the_whole_of_one_client(tmp_path: Path) -> None:
     assert {(NAME, 0, 1), ("sim-0", 0, 2), ("sim-1", 1, 2)} == seen
 
 
-def test_a_task_without_holdout_data_ends_the_run_with_the_reason() -> None:
-    with pytest.raises(RunFailed, match="no holdout data"):
+def test_a_task_without_holdout_data_is_refused_before_a_round() -> None:
+    with pytest.raises(TaskError, match="no holdout data"):
         run(task=task_of(linear, data=lambda client: Split(examples())))
+
+
+def test_code_that_raises_fails_the_run_with_the_reason() -> None:
+    def evaluate(model: Any, found: Any) -> Any:
+        raise ZeroDivisionError("in a metric")
+
+    with pytest.raises(RunFailed, match="raised ZeroDivisionError.* in its holdout"):
+        run(task=task_of(data=data, evaluate=evaluate))
 
 
 def test_clients_with_personal_layers_cannot_be_evaluated_by_somebody_else() -> None:

@@ -16,7 +16,7 @@ from thinwire.core.errors import TaskError
 
 if TYPE_CHECKING:
     from thinwire.client.executor import Executor
-    from thinwire.client.train.protocol import ClientInfo
+    from thinwire.client.train.protocol import ClientInfo, Split
     from thinwire.core.plan import RunPlan
     from thinwire.core.score_histogram import Histograms
     from thinwire.core.types import Metrics, Vector
@@ -45,13 +45,21 @@ def evaluate_model(
         measure=True, train=False, local=Local.of(plan.local.model_dump(mode="json")), work=Work(),
         key=Key(plan.run.seed), counters=counters,
     )  # fmt: skip
-    done = executor.do(
-        order, holdout_client(client), params, buffers, lambda what, at, total: None, lambda: False
-    )  # fmt: skip
+    done = executor.do(order, holdout_client(client), params, buffers, lambda what, at, total: None, lambda: False)
     if not done.sums and not done.histograms:
-        raise TaskError(
-            f"the task {plan.run.task} has no holdout data",
-            why=f'data(client) gave no test split for client.name == "{NAME}"',
-            hint="return Split(train, test) for this client",
-        )
+        raise _without_data(plan.run.task)
     return done.sums, done.histograms
+
+
+def require_holdout_data(task: str, split: Split) -> None:
+    """Raise `TaskError` if the task gives no test split for the holdout client."""
+    if split.test is None:
+        raise _without_data(task)
+
+
+def _without_data(task: str) -> TaskError:
+    return TaskError(
+        f"the task {task} has no holdout data",
+        why=f'data(client) gave no test split for client.name == "{NAME}"',
+        hint="return Split(train, test) for this client",
+    )

@@ -1,10 +1,17 @@
-"""This module defines the equipment that a device reports about itself: cores, memory, power and link."""
+"""This module defines the equipment that a device reports about itself, and compares it with what a plan requires."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thinwire.core.formatting import counted
+
+if TYPE_CHECKING:
+    from thinwire.core.plan_values import Requires
 
 GIB = 2.0**30
+SILENT = "it does not say"
 
 
 @dataclass(frozen=True)
@@ -39,3 +46,27 @@ class Equipment:
 
 
 NOTHING_SAID = Equipment()
+
+
+def lacking(requires: Requires, has: Equipment) -> str:
+    """Return what the plan requires and the device lacks; "" if the device meets all requirements.
+
+    The device lacks whatever it does not report.
+
+    >>> from thinwire.core.plan_values import Requires
+    >>> lacking(Requires(memory_gb=4, mains=True), Equipment(free_bytes=2 * 2**30))
+    'lacks 4 GiB of free memory (it has 2.0) and mains power (it does not say)'
+    """
+    lacks = []
+    if requires.cores > (has.cores or 0):
+        lacks.append(f"{counted(requires.cores, 'core')} ({SILENT if has.cores is None else f'it has {has.cores}'})")
+    if requires.memory_gb:
+        if has.free_bytes is None:
+            lacks.append(f"{requires.memory_gb:g} GiB of free memory ({SILENT})")
+        elif has.free_bytes < requires.memory_gb * GIB:
+            lacks.append(f"{requires.memory_gb:g} GiB of free memory (it has {has.free_bytes / GIB:.1f})")
+    if requires.mains and not has.mains:
+        lacks.append(f"mains power ({SILENT if has.mains is None else 'it runs on a battery'})")
+    if requires.unmetered and has.metered is not False:
+        lacks.append(f"an unmetered link ({SILENT if has.metered is None else 'its link is metered'})")
+    return f"lacks {' and '.join(lacks)}" if lacks else ""

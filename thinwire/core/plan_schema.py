@@ -8,7 +8,6 @@ its default, and `plan_rules.unbuilt` refuses any other value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,33 +16,22 @@ from thinwire.core.plan_protection import PrivacySection, SecureSection
 from thinwire.core.plan_values import (
     MAX_ACCUMULATE,
     MAX_BATCH,
-    MOST_DELAY,
     Below1,
     Count,
     NotNegative,
+    Overlap,
     Portion,
     Positive,
     Quantile,
+    Requires,
     Seconds,
     Section,
     Share,
     Spec,
+    Target,
     TaskName,
+    Warmup,
 )
-
-
-class Target(Section):
-    """Ends the run as soon as `metric` reaches `value` (loss: at most, others: at least)."""
-
-    metric: str = Field(default="accuracy", description="a metric of the task, or loss")
-    value: float = Field(description="where to stop: loss at most, others at least this")
-
-    def is_met(self, metrics: Mapping[str, float]) -> bool:
-        """Return True if the metric is among `metrics` and reaches the value."""
-        if self.metric not in metrics:
-            return False
-        found = metrics[self.metric]
-        return found <= self.value if self.metric == "loss" else found >= self.value
 
 
 class RunSection(Section):
@@ -81,15 +69,6 @@ class RunSection(Section):
     task_match: Literal["digest", "version", "layout"] = Field(
         default="layout", description="what must be equal between the operator's task and the device's"
     )
-
-
-class Requires(Section):
-    """Sets the equipment that a device needs to be selected."""
-
-    cores: Annotated[int, Field(ge=0)] = Field(default=0, description="processor cores that its client may use")
-    memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
-    mains: bool = Field(default=False, description="on mains power")
-    unmetered: bool = Field(default=False, description="on a link that is not paid by volume")
 
 
 class CohortSection(Section):
@@ -145,14 +124,6 @@ class CohortSection(Section):
         "what `best` and `target` go by; none: no limit",
     )
     requires: Requires = Field(default=Requires(), description="what a device must have to be selected")
-
-
-class Overlap(Section):
-    """Sets overlap (delayed averaging): clients train on while their updates travel."""
-
-    max_delay: Annotated[int, Field(ge=1, le=MOST_DELAY)] = Field(
-        default=1, description="rounds that a change may be under way while training goes on"
-    )
 
 
 class LocalSection(Section):
@@ -214,13 +185,6 @@ class LocalSection(Section):
     def delay(self) -> int:
         """Return for how many rounds an update may travel while training goes on; 0: a client waits for its outcome."""
         return self.overlap.max_delay if self.overlap else 0
-
-
-class Warmup(Section):
-    """Sets higher ratios for the first rounds."""
-
-    rounds: Count = Field(description="rounds until the codec's own ratio holds")
-    ratios: list[Portion] = Field(min_length=1, description="ratios on the way there")
 
 
 IDENTITY = "identity"  # the codec that sends the values as they are

@@ -1,10 +1,11 @@
-"""This module defines the types of a plan's values, and the base class of its tables.
+"""This module defines the types of a plan's values, the base class of its tables, and tables that are values of a key.
 
 A type bounds what a key accepts, so that a wrong value is refused where the plan is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -29,3 +30,41 @@ class Section(BaseModel):
     """A table of the plan: it is frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
+
+
+class Target(Section):
+    """Ends the run as soon as `metric` reaches `value` (loss: at most, others: at least)."""
+
+    metric: str = Field(default="accuracy", description="a metric of the task, or loss")
+    value: float = Field(description="where to stop: loss at most, others at least this")
+
+    def is_met(self, metrics: Mapping[str, float]) -> bool:
+        """Return True if the metric is among `metrics` and reaches the value."""
+        if self.metric not in metrics:
+            return False
+        found = metrics[self.metric]
+        return found <= self.value if self.metric == "loss" else found >= self.value
+
+
+class Requires(Section):
+    """Sets the equipment that a device needs to be selected."""
+
+    cores: Annotated[int, Field(ge=0)] = Field(default=0, description="processor cores that its client may use")
+    memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
+    mains: bool = Field(default=False, description="on mains power")
+    unmetered: bool = Field(default=False, description="on a link that is not paid by volume")
+
+
+class Overlap(Section):
+    """Sets overlap (delayed averaging): clients train on while their updates travel."""
+
+    max_delay: Annotated[int, Field(ge=1, le=MOST_DELAY)] = Field(
+        default=1, description="rounds that a change may be under way while training goes on"
+    )
+
+
+class Warmup(Section):
+    """Sets higher ratios for the first rounds."""
+
+    rounds: Count = Field(description="rounds until the codec's own ratio holds")
+    ratios: list[Portion] = Field(min_length=1, description="ratios on the way there")

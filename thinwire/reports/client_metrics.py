@@ -9,11 +9,12 @@ from thinwire.core.events import Evaluated
 from thinwire.core.plan import RunPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from thinwire.store import RunRow, Store
 
 EVAL = "eval/"
+FIRST = ("round", "version", "client", "examples", "clipped")  # columns of every run
 
 
 def client_metrics(store: Store, run: RunRow, number: int | None = None) -> list[dict[str, Any]]:
@@ -51,3 +52,9 @@ def _last(store: Store, run: RunRow) -> Iterator[dict[str, Any]]:
             for client, metrics in sorted(event.by_client.items()):
                 yield {"round": None, "version": event.version, "client": client, "examples": None, "clipped": "",
                        **metrics}  # fmt: skip
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns: the same first ones for all runs, then the metrics by name."""
+    names = sorted({name for row in rows for name in row} - {*FIRST})
+    return [*FIRST, *names]

@@ -31,14 +31,13 @@ from thinwire.aggregation.control_variates import (
     moved_by,
     moved_on,
 )
-from thinwire.aggregation.server_optimizers import stepped
+from thinwire.aggregation.server_optimizers import server_at, stepped
 from thinwire.compression import BoundCodec, parse
 from thinwire.compression.native import planned_threads
 from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core.errors import BadPayload, CodecError, TaskError
 from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
-from thinwire.core.lr_schedule import server_at
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import ServerSection
 from thinwire.core.types import Arrived, ReplyHeader, State, UpdateId, Vector

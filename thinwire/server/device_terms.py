@@ -22,8 +22,7 @@ from thinwire.server.policy.assignment_terms import (
     choose_work,
     fixed,
 )
-from thinwire.server.policy.cohort import SelectionWeights, weights
-from thinwire.server.policy.evaluators import evaluates
+from thinwire.server.policy.cohort import SelectionWeights, evaluates, weights
 from thinwire.store.device_profiles import update_bytes, work_key, workload
 
 Expected = Mapping[str, Sequence[float | None]]  # device -> p90 in seconds for each codec; None: unknown

@@ -32,7 +32,7 @@ from thinwire.core.events import Evaluated
 from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics, ReplyHeader
 from thinwire.server.context import RunContext
-from thinwire.server.policy.evaluators import share_of
+from thinwire.server.policy.cohort import evaluators_of
 from thinwire.server.policy.pooled_scores import pooled_scores
 from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_be_recorded
 
@@ -48,7 +48,7 @@ def evaluation(
     replies = [_reply(header) for header in headers]
     event = _pooled(running, version, replies, now, running.past.scores.best)
     if event and too_few(
-        event.clients, max(assigned, share_of(running.plan, len({reply.device for reply in replies})))
+        event.clients, max(assigned, evaluators_of(running.plan, len({reply.device for reply in replies})))
     ):
         event = replace(event, best=False, few=True, reached=False)
     return replace(event, **_bytes(running, headers)) if event else None
@@ -98,7 +98,7 @@ def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluat
         if event := _pooled(running, version, past.scores.measured[version], now, best):
             most = max(most, event.clients)
             buffer = running.plan.cohort.buffer
-            evaluating = share_of(running.plan, min(buffer, len(past.scores.examples)))
+            evaluating = evaluators_of(running.plan, min(buffer, len(past.scores.examples)))
             if 2 * event.clients < min(buffer, most) or too_few(event.clients, evaluating):
                 event = replace(event, best=False, few=True, reached=False)
             best = event if event.best else best

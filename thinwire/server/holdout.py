@@ -81,6 +81,7 @@ class Holdout(Protocol):
 def is_due(plan: Sections, version: int) -> bool:
     """Return True if the plan wants this version to be evaluated.
 
+    >>> from thinwire.core.plan import RunPlan
     >>> plan = RunPlan.from_json({"run": {"task": "t", "rounds": 5, "evaluate_every": 2}, "local": {"lr": 1}})
     >>> [version for version in range(6) if is_due(plan, version)]
     [0, 2, 4, 5]

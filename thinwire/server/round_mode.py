@@ -33,8 +33,7 @@ from thinwire.server.device_terms import (
 )
 from thinwire.server.evaluation import evaluation
 from thinwire.server.policy.assignment_terms import Deadline, in_groups
-from thinwire.server.policy.cohort import Cohort, choose, updates_needed
-from thinwire.server.policy.evaluators import evaluators
+from thinwire.server.policy.cohort import Cohort, choose, evaluators, updates_needed
 from thinwire.server.policy.weight_caps import WeightCaps, largest_norm
 from thinwire.server.reducing_aggregator import new_aggregator
 from thinwire.server.reply_checks import assigned_codec, assigned_steps

@@ -20,7 +20,7 @@ from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome,
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.evaluation import evaluation, of_each, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
-from thinwire.server.policy.evaluators import evaluators
+from thinwire.server.policy.cohort import evaluators
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState
 from thinwire.server.tree_noise import erase_ended

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from thinwire.aggregation import Reduction, ServerOptimizer, optimizers, reductions
-from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
@@ -43,7 +42,6 @@ from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
-from thinwire.server.model_store import Versions
 from thinwire.server.policy.cohort import missing
 from thinwire.server.run import drive
 from thinwire.server.submit import submit, with_whole_id
@@ -248,24 +246,14 @@ def run_sim(
         patient = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
+        holdout = SimulatedHoldout.of(plan, task, client, store, home, run_id)
         row = drive(
             run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event,
-            holdout=_holdout(plan, task, client, store, home, run_id),
+            holdout=holdout,
         )  # fmt: skip
         if kept and row.status in ENDED:
             shutil.rmtree(kept.folder(run_id), ignore_errors=True)
     return run_id
-
-
-def _holdout(
-    plan: RunPlan, task: LoadedTask, client: ClientInfo, store: Store, home: AggregatorHome, run_id: str
-) -> SimulatedHoldout | None:
-    """Return what evaluates the models of a plan with `[run] evaluate = "holdout"`; None for other plans."""
-    if plan.run.evaluate != "holdout":
-        return None
-    layout = Layout.from_json(store.run(run_id).layout)
-    versions = Versions(home.run(run_id), carried(algorithm_of(plan), layout))
-    return SimulatedHoldout(plan, task, client, versions, layout)
 
 
 def require_same(plan: RunPlan, task: LoadedTask) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
 
-from thinwire.core import first_model_events, protection_events, run_events  # noqa: F401  # a journal may have their events
+from thinwire.core import protection_events, run_events  # noqa: F401  # a journal may have their events
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ENDED,

@@ -33,11 +33,10 @@ from thinwire.core.events import (
     UpdateAggregated,
     UpdateDropped,
 )
-from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.formatting import CHOSEN, Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked, without_sample
-from thinwire.core.run_events import RunExtended
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert

@@ -14,8 +14,6 @@ from thinwire.cli.params import Home, Json, RunId
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FIRST = ("round", "version", "client", "examples", "clipped")
-
 
 def metrics(
     run_id: RunId = "latest",
@@ -27,7 +25,7 @@ def metrics(
     """Show the metrics of each client: of the model that it got, and of its training."""
     from thinwire.cli.local_state import opened
     from thinwire.core.errors import NotFound, UsageError
-    from thinwire.reports.client_metrics import client_metrics
+    from thinwire.reports.client_metrics import client_metrics, columns
 
     if csv and json:
         raise UsageError("--csv and --json are both given", why="each is a form of the same rows", hint="one of them")
@@ -49,18 +47,13 @@ def metrics(
         console.note(f"{run.run_id} has no metrics of single clients" + (f": {why}" if why else " yet"))
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns: the same first ones for all runs, then the metrics by name."""
-    names = sorted({name for row in rows for name in row} - {*FIRST})
-    return [*FIRST, *names]
-
-
 def _cell(value: Any) -> Any:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
     from thinwire.core.formatting import csv_cell
+    from thinwire.reports.client_metrics import columns
 
     writer = csv_file.DictWriter(sys.stdout, columns(rows), restval="")
     writer.writeheader()

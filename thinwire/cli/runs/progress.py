@@ -249,8 +249,8 @@ class Teller:
 
     def _hear(self, event: Event) -> list[str]:
         from thinwire.core import events
-        from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
         from thinwire.core.protection_events import PhaseClosed
+        from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
         from thinwire.core.types import PHASES
         from thinwire.reports import reason_text
 

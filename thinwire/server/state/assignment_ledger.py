@@ -48,8 +48,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.first_model_events import FirstModelAssigned, FirstModelFailed
-from thinwire.core.run_events import RunExtended
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
 from thinwire.core.types import UpdateId, UpdateOutcome, assignment_round, first_of, is_follow_up
 
 KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply

@@ -21,10 +21,10 @@ from tests.support.store_story import new_run, status
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import operator
 from thinwire.core.clock import DOWN_SINCE
+from thinwire.core.equipment import Equipment
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
 from thinwire.core.fleet import Hello, population_key
 from thinwire.core.statedir import AggregatorHome, hold
-from thinwire.core.types import Equipment
 from thinwire.store import MeasureRow
 from thinwire.web.settings import may_serve
 

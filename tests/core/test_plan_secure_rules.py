@@ -77,6 +77,10 @@ ROWS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]] = {
         {"run": {"evaluate": "clients", "target": {"value": 0.9}},
          "secure": {"metrics": {"loss": 10.0, "accuracy": 1.0}}},
     ),
+    "[run] fraction_evaluate = 0.5": (
+        {"run": {"evaluate": "clients", "fraction_evaluate": 0.5}, "secure": {"metrics": {"loss": 10.0}}},
+        {"run": {"evaluate": "clients"}, "secure": {"metrics": {"loss": 10.0}}},
+    ),
     '[secure] metrics and [run] evaluate = "off"': ({"secure": {"metrics": {"loss": 10.0}}}, {}),
     "[secure] max_corrupt = 0.5 and max_dropout = 0.5": (
         {"secure": {"max_corrupt": 0.5, "max_dropout": 0.5}},

@@ -86,6 +86,7 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
         ({**TREE, "privacy__adaptive": "true"}, "adaptive = true"),
         ({**TREE, "cohort__clients": '"all"'}, 'clients = "all"'),
         ({**TREE, "server__optimizer": '"fedadam"'}, 'optimizer = "fedadam"'),
+        ({**TREE, "server__schedule": '"linear"'}, "[server] schedule"),
         ({**TREE, "privacy__mode": '"distributed"', "secure__enabled": "true"}, 'mechanism = "tree"'),
         ({"cohort__late": '"aggregate"'}, 'late = "aggregate"'),
         ({"cohort__over_select": "0.3"}, "over_select = 0.3"),

@@ -10,9 +10,10 @@ import pytest
 
 from tests.support.crashes import Killed
 from tests.support.server_bench import REPORT, Bench, killing, three
+from thinwire.core.equipment import Equipment
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import ClientConnected, Hello
-from thinwire.core.types import Assignment, Equipment
+from thinwire.core.types import Assignment
 from thinwire.server.policy.eligibility import MAX_REASON, ConnectedDevices, DeviceBackoff
 from thinwire.simulation import Turn
 from thinwire.store.journal import from_json, to_json

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from thinwire.core import RunPlan
 from thinwire.core.fleet import ClientConnected, Hello, TaskReport
 from thinwire.core.layout import Layout
-from thinwire.core.plan_schema import Target
+from thinwire.core.plan_values import Target
 from thinwire.reports.reason_text import deadline_sentence, sentence
 from thinwire.server.evaluation import better, pooled, spread
 from thinwire.server.policy.assignment_terms import auto_deadline, evaluation_deadline

@@ -9,12 +9,12 @@ import pytest
 from tests.support.reasons import sentences
 from tests.support.server_bench import Bench, scripted
 from thinwire.core import RunPlan
+from thinwire.core.equipment import GIB, Equipment, lacking
 from thinwire.core.errors import PlanError
 from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import ClientConnected, Hello
-from thinwire.core.plan_schema import Requires
-from thinwire.core.types import GIB, Equipment
-from thinwire.server.policy.eligibility import ConnectedDevices, lacking
+from thinwire.core.plan_values import Requires
+from thinwire.server.policy.eligibility import ConnectedDevices
 
 ALL = Requires(cores=4, memory_gb=2, mains=True, unmetered=True)
 RICH = Equipment(4, int(8 * GIB), int(3 * GIB), mains=True, metered=False)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
-from thinwire.core.events import FirstModelAssigned, RunStatusChanged
+from thinwire.core.events import RunStatusChanged
+from thinwire.core.run_events import FirstModelAssigned
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import sentence
 from thinwire.server.context import RunContext

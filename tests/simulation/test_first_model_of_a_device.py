@@ -12,8 +12,9 @@ from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, dra
 from tests.support.reasons import noted
 from tests.support.small_task import task_of
 from thinwire.client.task import initial_model
-from thinwire.core.events import ClientFailed, FirstModelAssigned, FirstModelFailed, RunNoted, RunStatusChanged
+from thinwire.core.events import ClientFailed, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import ReplyHeader
 from thinwire.reports.reason_text import sentence
 from thinwire.simulation import Script, Turn, simulate

@@ -16,7 +16,7 @@ from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import envelope
 from thinwire.core import Layout, VirtualClock
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Link
-from thinwire.core.plan_schema import MOST_DELAY
+from thinwire.core.plan_values import MOST_DELAY
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.simulation.held_spool import HeldSpool

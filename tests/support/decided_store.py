@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from tests.support.api_answers import DEVICES, REPORT, Told
 from tests.support.filled_store import add_devices, new_run
+from thinwire.core.equipment import GIB, Equipment
 from thinwire.core.events import RoundBecameCurrent, RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.formatting import Reason
-from thinwire.core.types import GIB, Equipment
 from thinwire.store import Store
 
 LADDER = '[uplink]\nladder = ["fp16", "int8", "topk(0.01) > int8"]'

@@ -13,7 +13,8 @@ from tests.support.small_task import plan_of, task_of
 from thinwire.client import ClientInfo
 from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import Event, FirstModelAssigned, ModelStored, RunNoted
+from thinwire.core.events import Event, ModelStored, RunNoted
+from thinwire.core.run_events import FirstModelAssigned
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.reason_text import sentence
 from thinwire.server.context import StopOrder

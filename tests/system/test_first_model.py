@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.processes import Site, kill
 from tests.system.test_real_nodes import aggregated_once
-from thinwire.core.events import FirstModelAssigned, ModelStored, RoundClosed, RunNoted
+from thinwire.core.events import ModelStored, RoundClosed, RunNoted
+from thinwire.core.run_events import FirstModelAssigned
 from thinwire.reports.reason_text import sentence
 
 HELD = """

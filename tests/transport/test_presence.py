@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.fleet_words import PATIENCE_S, envelope, hello, join, polled, pulled, until
 from tests.support.transport_doubles import Place, place
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivery, DeviceRow, Link
-from thinwire.core.types import Equipment, Failure
+from thinwire.core.types import Failure
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import pytest
 from tests.support.certificates import Authority
 from tests.support.transport_doubles import drawn_invitation, place
 from tests.transport.test_joining import joined, listening
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Hello, Welcome
 from thinwire.core.serialization import assignment_from_bytes, assignment_to_bytes
-from thinwire.core.types import Assignment, Equipment
+from thinwire.core.types import Assignment
 from thinwire.transport.device import enroll, transfers
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import ServerClock, device_key

@@ -42,6 +42,7 @@ READING = {  # each command of the tables that reads the store of a run, as it i
     "runs show": ["runs show latest", "runs show latest --why", "runs show latest --json"],
     "runs watch": ["runs watch latest"],
     "runs compare": ["runs compare latest", "runs compare latest --json"],
+    "runs metrics": ["runs metrics latest", "runs metrics latest --json", "runs metrics latest --csv"],
     "runs model": ["runs model latest --out {out}/m.safetensors --json"],
     "privacy ledger": ["privacy ledger", "privacy ledger --json"],
     "privacy report": ["privacy report latest --json", "privacy report latest --html"],

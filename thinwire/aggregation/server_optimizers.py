@@ -2,15 +2,21 @@
 
 The mean change takes the place of a negative gradient: x' = x + lr * f(change). The optimizer's state is saved with
 each version of the model and restored bit for bit, so a run that was killed continues with the same numbers.
+
+The learning rate of a step is `[server] lr` times the factor of the plan's schedule. The factor depends on the position
+in the run, from 0 to 1: the middle of the step, (steps made + 1/2) / rounds. The steps that a run has made follow from
+its journal. `lr_factor` computes the same values as `Schedule` of `client/train/schedule.py`, for a worker without this
+package; a test holds both equal.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +25,9 @@ from thinwire.core.errors import CodecError
 from thinwire.core.plan_schema import ServerSection
 from thinwire.core.registry import Registry
 from thinwire.core.types import State, Vector
+
+if TYPE_CHECKING:
+    from thinwire.core.plan import RunPlan
 
 MOMENTUM, SECOND = "momentum", "second"  # names in the state
 SETTINGS = ("momentum", "beta2", "tau")  # keys of the plan's [server]
@@ -184,6 +193,37 @@ def server_optimizer(server: ServerSection) -> ServerOptimizer:
                 f"[server] {key} with optimizer = {server.optimizer!r}", why=knows, hint=f"leave {key} out"
             )
     return optimizers.find(server.optimizer)(lr=server.lr, **given)
+
+
+def lr_factor(kind: str, warmup: float, end: float, position: float) -> float:
+    """Return the factor of the learning rate at a position in the run, from 0 to 1.
+
+    `kind` is constant, linear or cosine (Loshchilov and Hutter 2017, without restarts). Over the share `warmup` of the
+    run the factor rises from 0 to 1; over the rest it falls from 1 to `end`.
+
+    >>> lr_factor("linear", 0.0, 0.0, 0.75), lr_factor("constant", 0.5, 0.0, 0.25)
+    (0.25, 0.5)
+    """
+    position = min(1.0, position)
+    if position < warmup:
+        return position / warmup
+    if kind == "constant":
+        return 1.0
+    gone = (position - warmup) / (1.0 - warmup)
+    left = 1.0 - gone if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * gone))
+    return end + (1.0 - end) * left
+
+
+def server_rate(plan: RunPlan, steps_made: int) -> float:
+    """Return the learning rate of the server's next step, in a run that has made so many steps."""
+    server = plan.server
+    position = (steps_made + 0.5) / (server.schedule_rounds or plan.run.rounds)
+    return server.lr * lr_factor(server.schedule, server.lr_warmup, server.lr_end, position)
+
+
+def server_at(plan: RunPlan, steps_made: int) -> ServerSection:
+    """Return `[server]` with the learning rate of the next step as its `lr`."""
+    return plan.server.model_copy(update={"lr": server_rate(plan, steps_made)}) if plan.server.moves else plan.server
 
 
 def stepped(server: ServerSection, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:

@@ -29,11 +29,12 @@ from thinwire.client.secure import MAX_REQUEST_BYTES, SecureIdentity
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
+from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Link
 from thinwire.core.plan import RunPlan
 from thinwire.core.signals import ended_by_signals, handled
-from thinwire.core.types import NOTHING_SAID, Assignment, Equipment
+from thinwire.core.types import Assignment
 
 
 def serve(

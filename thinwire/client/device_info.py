@@ -22,8 +22,9 @@ from typing import Literal
 
 from thinwire.client.policy import Policy
 from thinwire.compression.native import cores
+from thinwire.core.equipment import Equipment
 from thinwire.core.formatting import p90
-from thinwire.core.types import Equipment, ReplyHeader
+from thinwire.core.types import ReplyHeader
 
 PATIENCE_S = 5.0  # NetworkManager responds within milliseconds, or is stuck
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.TYPE,GENERAL.STATE,GENERAL.METERED", "dev", "show")

@@ -34,6 +34,7 @@ from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, derive
 from thinwire.core.protocol import without_facts
 from thinwire.core.records import replace
+from thinwire.core.score_histogram import own_values
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, Vector
 
 if TYPE_CHECKING:
@@ -274,7 +275,12 @@ def trained(
             alone, order = replace(order, train=False, state={}), replace(order, measure=False)
             measured = job.do(bench, alone, client, base, buffers)
     done = job.do(bench, order, client, start, buffers)
-    metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
+    histograms = {**measured.histograms, **done.histograms}
+    if histograms and job.plan.is_protected:
+        raise CannotReply("task-error", "evaluate(model, data) gave a histogram, which only clients in the clear send")
+    own_metrics = {**measured.sums, **done.sums, **own_values(histograms)}
+    metrics = {f"eval/{name}": value for name, value in own_metrics.items()}
+    header = replace(header, histograms=histograms)
     if personal and (seen := max((count for _, count in metrics.values()), default=0)):
         metrics[OWN_METRIC] = (seen if begin.vector is not None else 0.0, seen)
     evaluate_s = measured.measure_s + done.measure_s
@@ -382,4 +388,4 @@ def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
     if assignment.kind == "evaluate":
         return True
     is_due = (assignment.round - 1) % plan.run.evaluate_every == 0
-    return plan.run.evaluate == "clients" and not assignment.is_follow_up and is_due
+    return plan.run.evaluate == "clients" and assignment.evaluates and not assignment.is_follow_up and is_due

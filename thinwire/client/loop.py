@@ -28,10 +28,11 @@ from thinwire.client.executor import Worker
 from thinwire.client.handler import Answer, AssignmentHandler
 from thinwire.client.policy import Policy
 from thinwire.client.train.errors import Cancelled
+from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.formatting import plain
-from thinwire.core.types import NOTHING_SAID, Assignment, Equipment, Failure, PhaseReply, Reply, ReplyHeader
+from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
 
 T = TypeVar("T")
 LOOK_S = 0.2  # longest delay until a signal is noticed

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from thinwire.core.owner_file import parse_owner_text, read_owner_file
-from thinwire.core.plan_schema import Below1, Count, NotNegative, Positive, Section, TaskName
+from thinwire.core.plan_values import Below1, Count, NotNegative, Positive, Section, TaskName
 
 FILE = "client.toml"
 KEYS = "docs/reference/policy.md lists the keys of [policy]"

@@ -34,7 +34,7 @@ from thinwire.client.train import data
 from thinwire.client.train import module as tensors
 from thinwire.client.train.context import Context
 from thinwire.client.train.errors import Wrong, task_code
-from thinwire.client.train.evaluate import BATCH, as_loss, evaluate, names
+from thinwire.client.train.evaluate import BATCH, as_loss, evaluate, names, whole_set
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Local, Work
@@ -45,6 +45,7 @@ from thinwire.compression import parse
 from thinwire.core import prng
 from thinwire.core.errors import PlanError, TaskError, ThinwireError
 from thinwire.core.personal_layers import shared_model
+from thinwire.core.score_histogram import names_of, own_values
 from thinwire.core.statedir import MB
 
 if TYPE_CHECKING:
@@ -96,13 +97,15 @@ class TaskCheck:
 
 
 def metrics_of(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> list[str] | None:
-    """Return the names of the metrics of this client's first batch; None if the task's code raises."""
+    """Return the names of a client's metrics, of its first batch and its whole set; None if the task's code raises."""
     try:
         with task_code():
             initial, bench = initial_model(task, plan.run.seed), TaskRuntime(task)
             test = bench.split(client).test
             batch = next(iter(data.in_order(test, plan.local.batch)))
-            return names(bench.set_up(initial.vector, initial.buffers, initial.counters), task, batch)
+            module = bench.set_up(initial.vector, initial.buffers, initial.counters)
+            whole, histograms = whole_set(module, task, test, {})
+            return sorted({*names(module, task, batch), *whole, *names_of(histograms)})
     except Exception:  # any error of the task's code: the client that runs it reports it
         return None
 
@@ -154,6 +157,8 @@ def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: In
     step_s = (time.perf_counter() - began) / STEPS
     tested = split.train if split.test is None else split.test
     sums = evaluate(module, task, tested, most=1)
+    whole, histograms = whole_set(module, task, tested, sums)
+    sums |= {**whole, **own_values(histograms)}
     if plan.unknown_metrics(sums):  # a metric may only lack a number on this batch
         plan.require_metrics(names(module, task, next(iter(data.in_order(tested, size)))))
     counted_once = [name for name, (_, count) in sums.items() if count == 1]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from thinwire.core.formatting import Capped, Reason, Reasons
+from thinwire.core.formatting import Capped, Reasons
 
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped", "aborted"]
 DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped", "aborted"]
@@ -41,48 +41,6 @@ class RunNoted(Event):
     """Holds a note for the operator, such as an effect of the plan in this run that may not be intended."""
 
     note: Reasons
-
-
-@dataclass(frozen=True)
-class FirstModelAssigned(Event):
-    """Reports that a device is selected to make the first model; journalled before its assignment leaves.
-
-    `why` is the reason for this device. Invariant: no other device's first model is accepted until this device has
-    failed or its model is stored.
-    """
-
-    device: str
-    assignment_id: str
-    why: Reasons
-    deadline_s: float
-    deadline_reason: Reasons
-    elapsed_s: float
-
-    @property
-    def note(self) -> Reasons:
-        """Return the event as a note for the operator."""
-        by, within = Reason("first-model", {"device": self.device}), Reason("within", {"seconds": self.deadline_s})
-        return [by, *self.why, within, *self.deadline_reason]
-
-
-@dataclass(frozen=True)
-class FirstModelFailed(Event):
-    """Reports that a device gave no usable first model; a model that it sends later is not accepted.
-
-    `said` is a digest of the device's report about itself: once that changes, the aggregator may select it again.
-    """
-
-    device: str
-    assignment_id: str
-    kind: str
-    reason: str
-    elapsed_s: float
-    said: str = ""
-
-    @property
-    def note(self) -> Reasons:
-        """Return the event as a note for the operator."""
-        return [Reason("first-model-failed", {"device": self.device, "kind": self.kind, "text": self.reason})]
 
 
 @dataclass(frozen=True)
@@ -168,6 +126,7 @@ class ClientSelected(Event):
     sets them. `why` is the reason for a later one, and `instead_of` the device that it replaces.
 
     `steps` of `batch` examples are the client's own amount of work, if the plan derives it from the client's speed.
+    `evaluates` is False for a client that only trains, if the plan lets a share of the clients evaluate.
     `codec` is set for a later assignment if the plan has a codec ladder.
     """
 
@@ -185,6 +144,7 @@ class ClientSelected(Event):
     work_reason: Reasons = ()
     codec: str = ""
     codec_reason: Reasons = ()
+    evaluates: bool = True
 
 
 @dataclass(frozen=True)
@@ -341,15 +301,17 @@ class RoundClosed(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """Holds the evaluation of the model that round `round` made, on the clients' test splits.
+    """Holds the evaluation of the model that round `round` made, on the clients' test splits or the operator's data.
 
-    Values are pooled over the clients; `spread` is the range over the clients. The last model is evaluated by
-    assignments of its own: `payload_bytes` are their bytes, 0 for all other versions. `reached` is True if the version
-    meets the plan's target. `few` is True if so few clients evaluated it that it is not the best and meets no target.
+    Values are pooled over the clients, of which there are 0 if the operator evaluated. `spread` is the range over the
+    clients. The last model is evaluated by assignments of its own: `payload_bytes` are their bytes, 0 for all other
+    versions. `reached` is True if the version meets the plan's target. `few` is True if so few clients evaluated it
+    that it is not the best and meets no target.
 
     `best` and `target` use robust means (server/evaluation.py). `robust` has the means that differ from `metrics`.
     `clipped` has the metrics that were clipped, by the update id of their reply. `units` and `widths` were estimated
-    here for the versions to come.
+    here for the versions to come. `by_client` has the clients' own values of the last model: those of all others are in
+    the events of their updates.
     """
 
     round: int
@@ -369,6 +331,7 @@ class Evaluated(Event):
     clipped: dict[str, list[str]] = field(default_factory=dict)
     units: dict[str, float] = field(default_factory=dict)  # metric -> its count for one example, such as tokens
     widths: dict[str, float] = field(default_factory=dict)  # metric -> distance from the median to clip at
+    by_client: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def decisive(self) -> dict[str, float]:

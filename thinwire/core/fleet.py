@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import DataLost
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import (
-    NOTHING_SAID,
     PROTOCOL,
     Arrived,
     Assignment,
-    Equipment,
     Failure,
     PhaseReply,
     Reply,

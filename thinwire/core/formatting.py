@@ -188,15 +188,30 @@ def capped_text(capped: Capped) -> str:
     return f"{CAPPED}: {'; '.join(said)}"
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes a cell for that begins so
+
+
+def csv_cell(value: object) -> object:
+    """Return the value of a CSV cell; text that a spreadsheet would run as a formula is marked as text.
+
+    >>> csv_cell("=1+1"), csv_cell(-3), csv_cell(None)
+    ("'=1+1", -3, '')
+    """
+    if value is None:
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
 COMMANDS = (
     "run", "sim", "plan explain",
-    "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
-    "aggregator config", "aggregator logs", "aggregator dashboard", "aggregator restore",
+    "aggregator start", "aggregator evaluate", "aggregator status", "aggregator stop", "aggregator doctor",
+    "aggregator backup", "aggregator config", "aggregator logs", "aggregator dashboard", "aggregator restore",
     "aggregator service install", "aggregator ca show", "aggregator ca rotate",
     "aggregator users add", "aggregator users reset", "aggregator users list", "aggregator users disable",
     "aggregator users enable", "aggregator tokens add", "aggregator tokens list", "aggregator tokens revoke",
     "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop", "runs pause", "runs resume",
     "runs tag", "runs archive", "runs unarchive", "runs delete", "runs clone", "runs extend", "runs track",
+    "runs metrics",
     "devices remove", "devices list", "devices show", "devices invite", "devices approve", "devices revoke",
     "devices rename", "devices forget", "devices tag", "privacy report",
     "devices roster export", "devices roster install", "privacy ledger settle", "privacy ledger",

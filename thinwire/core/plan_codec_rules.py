@@ -90,8 +90,8 @@ def algorithm_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
             (local.steps == "auto", '[local] steps = "auto"',
              "a device is taken to have gone as far as its own loss leads it, and not as far as its speed allowed",
              "[local] steps = a number"),
-            (plan.server.optimizer != "fedavg" or plan.server.lr != 1, "a server optimizer",
-             "the paper's own step takes its place", "leave [server] optimizer and lr out"),
+            (plan.server.optimizer != "fedavg" or plan.server.lr != 1 or plan.server.moves, "a server optimizer",
+             "the paper's own step takes its place", "leave [server] optimizer, lr and schedule out"),
         ]),
     ]  # fmt: skip
 

@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_codec_rules import (
@@ -87,22 +88,16 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
 UNBUILT = {
     "run": ("eval_cohort",),
 }  # fmt: skip
-UNBUILT_VALUES = {
-    ("run", "evaluate"): ("holdout",),
-}
 
 
 def unbuilt(plan: Sections) -> Iterator[Refusal]:
-    """Yield a refusal for each key or value that this version does not support."""
+    """Yield a refusal for each key that this version does not support."""
     for section, keys in UNBUILT.items():
         given = getattr(plan, section)
         for key in keys:
             default = type(given).model_fields[key].get_default(call_default_factory=True)
             if getattr(given, key) != default:
                 yield _refused(section, key, getattr(given, key), default)
-    for (section, key), values in UNBUILT_VALUES.items():
-        if (value := getattr(getattr(plan, section), key)) in values:
-            yield _refused(section, key, value, None)
 
 
 def _refused(section: str, key: str, value: object, default: object) -> Refusal:
@@ -150,15 +145,7 @@ def _work(plan: Sections) -> list[Rule]:
          "nobody measures the model, so no version is better than another", '[run] evaluate = "clients"'),
         (local.momentum and local.optimizer != "sgd", f"[local] momentum with optimizer = {local.optimizer!r}",
          "momentum is sgd's", '[local] optimizer = "sgd"'),
-        (local.lr_end and local.schedule == "constant", f'[local] lr_end = {local.lr_end:g} with schedule = "constant"',
-         "a constant learning rate does not fall", '[local] schedule = "cosine", or leave lr_end out'),
-        (local.schedule_rounds is not None and not local.moves,
-         f"[local] schedule_rounds = {local.schedule_rounds} with a constant learning rate",
-         "there is no schedule that could run over so many rounds", '[local] schedule = "cosine"'),
-        (local.schedule != "constant" and not local.lr_end and (local.schedule_rounds or run.rounds) < run.rounds,
-         f"[local] schedule_rounds = {local.schedule_rounds} with [run] rounds = {run.rounds} and lr_end = 0",
-         f"the learning rate is 0 from round {(local.schedule_rounds or 0) + 1} on",
-         f"[local] lr_end = 0.1, or schedule_rounds = {run.rounds}"),
+        *_schedule(plan, "local"), *_schedule(plan, "server"),
         (not init, f"[run] init = {run.init!r} is not valid",
          "a first model is a file, a run's (run:ID), or made by a device (device)", '[run] init = "model.safetensors"'),
         (unknown, f"[run] keep = {run.keep!r} is not valid", f"unknown: {', '.join(sorted(unknown))}",
@@ -168,6 +155,23 @@ def _work(plan: Sections) -> list[Rule]:
         (least > max(assigned, 1), f"[cohort] min_updates = {least:g} with clients = {clients}",
          f"no round could make a step, since it selects {assigned} at most",
          f"[cohort] min_updates = {clients}, or a share of those selected"),
+    ]  # fmt: skip
+
+
+def _schedule(plan: Sections, section: Literal["local", "server"]) -> list[Rule]:
+    """Return the rules on the schedule of a learning rate: that of the clients or of the server."""
+    rates, rounds = getattr(plan, section), plan.run.rounds
+    over = rates.schedule_rounds
+    return [
+        (rates.lr_end and rates.schedule == "constant",
+         f'[{section}] lr_end = {rates.lr_end:g} with schedule = "constant"',
+         "a constant learning rate does not fall", f'[{section}] schedule = "cosine", or leave lr_end out'),
+        (over is not None and not rates.moves, f"[{section}] schedule_rounds = {over} with a constant learning rate",
+         "there is no schedule that could run over so many rounds", f'[{section}] schedule = "cosine"'),
+        (rates.schedule != "constant" and not rates.lr_end and (over or rounds) < rounds,
+         f"[{section}] schedule_rounds = {over} with [run] rounds = {rounds} and lr_end = 0",
+         f"the learning rate is 0 from round {(over or 0) + 1} on",
+         f"[{section}] lr_end = 0.1, or schedule_rounds = {rounds}"),
     ]  # fmt: skip
 
 
@@ -280,7 +284,7 @@ def _personal(plan: Sections) -> list[Rule]:
 
 def _unused(plan: Sections) -> list[Rule]:
     """Return rules on keys whose value has no effect in this plan, in the order of the plan's sections."""
-    cohort, uplink, off = plan.cohort, plan.uplink, plan.run.evaluate == "off"
+    cohort, uplink, off, asked = plan.cohort, plan.uplink, plan.run.evaluate == "off", plan.run.evaluate == "clients"
     sync, whole = cohort.mode == "sync", not plan.downlink.compressed
     uncoded = {*uplink.codecs, *uplink.layers.values()} == {IDENTITY}
     kept = set(plan.run.keep.split(","))
@@ -290,6 +294,10 @@ def _unused(plan: Sections) -> list[Rule]:
          "nobody measures the model, so no version is the best", '[run] evaluate = "clients"'),
         ("run", "evaluate_every", off, '[run] evaluate = "off"',
          "nobody measures the model, so there is nothing between two evaluations", '[run] evaluate = "clients"'),
+        ("run", "evaluate_wait_s", plan.run.evaluate != "holdout", f'[run] evaluate = "{plan.run.evaluate}"',
+         "the clients evaluate in their rounds, or nobody does", '[run] evaluate = "holdout"'),
+        ("run", "fraction_evaluate", not asked, f'[run] evaluate = "{plan.run.evaluate}"',
+         "no client evaluates, so there is no share of them that does", '[run] evaluate = "clients"'),
         ("cohort", "over_select", sync and cohort.clients == "all", 'clients = "all"',
          "all online devices are selected, so none is left to select in excess", "[cohort] clients = 0.5"),
         ("cohort", "staleness_exponent", sync and cohort.late == "drop", 'late = "drop"',

@@ -8,45 +8,30 @@ its default, and `plan_rules.unbuilt` refuses any other value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field
 
-Count = Annotated[int, Field(ge=1, le=2**60)]  # within 64 bits: an integer of 400 digits is no float
-Share = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Below1 = Annotated[float, Field(ge=0, lt=1)]
-Portion = Annotated[float, Field(gt=0, le=1)]
-Block = Literal[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # values: a power of two
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-MAX_BATCH = 2**20  # examples: a client keeps a whole batch of a stream in memory
-MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
-MOST_DELAY = 16  # rounds: a client keeps an update of the model's size for each
-Spec = Annotated[str, StringConstraints(max_length=4096)]  # no more is read of a codec; also a path or a name
-Quantile = Annotated[str, StringConstraints(pattern=r"^q0?\.[0-9]{1,6}$")]
-TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
-
-
-class Section(BaseModel):
-    """A table of the plan: it is frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
-
-
-class Target(Section):
-    """Ends the run as soon as `metric` reaches `value` (loss: at most, others: at least)."""
-
-    metric: str = Field(default="accuracy", description="a metric of the task, or loss")
-    value: float = Field(description="where to stop: loss at most, others at least this")
-
-    def is_met(self, metrics: Mapping[str, float]) -> bool:
-        """Return True if the metric is among `metrics` and reaches the value."""
-        if self.metric not in metrics:
-            return False
-        found = metrics[self.metric]
-        return found <= self.value if self.metric == "loss" else found >= self.value
+from thinwire.core.plan_protection import PrivacySection, SecureSection
+from thinwire.core.plan_values import (
+    MAX_ACCUMULATE,
+    MAX_BATCH,
+    Below1,
+    Count,
+    NotNegative,
+    Overlap,
+    Portion,
+    Positive,
+    Quantile,
+    Requires,
+    Seconds,
+    Section,
+    Share,
+    Spec,
+    Target,
+    TaskName,
+    Warmup,
+)
 
 
 class RunSection(Section):
@@ -69,21 +54,21 @@ class RunSection(Section):
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")
     patience: Count | None = Field(default=None, description="stop after so many evaluated models without a new best")
     metric: str = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
-    evaluate: Literal["clients", "holdout", "off"] = Field(default="clients", description="where the model is measured")
+    evaluate: Literal["clients", "holdout", "off"] = Field(
+        default="clients", description="where the model is evaluated; holdout: by the operator, on data of its own"
+    )
+    evaluate_wait_s: NotNegative = Field(
+        default=60.0,
+        description="of holdout: seconds that a round of a run with target or patience, and the run's end, wait for it",
+    )
     evaluate_every: Count = Field(default=1, description="rounds between two evaluations")
+    fraction_evaluate: Portion = Field(
+        default=1.0, description="share of the selected clients that evaluate in a round, drawn from the seed"
+    )
     eval_cohort: Literal["selected"] = Field(default="selected", description="who evaluates")
     task_match: Literal["digest", "version", "layout"] = Field(
         default="layout", description="what must be equal between the operator's task and the device's"
     )
-
-
-class Requires(Section):
-    """Sets the equipment that a device needs to be selected."""
-
-    cores: Annotated[int, Field(ge=0)] = Field(default=0, description="processor cores that its client may use")
-    memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
-    mains: bool = Field(default=False, description="on mains power")
-    unmetered: bool = Field(default=False, description="on a link that is not paid by volume")
 
 
 class CohortSection(Section):
@@ -139,14 +124,6 @@ class CohortSection(Section):
         "what `best` and `target` go by; none: no limit",
     )
     requires: Requires = Field(default=Requires(), description="what a device must have to be selected")
-
-
-class Overlap(Section):
-    """Sets overlap (delayed averaging): clients train on while their updates travel."""
-
-    max_delay: Annotated[int, Field(ge=1, le=MOST_DELAY)] = Field(
-        default=1, description="rounds that a change may be under way while training goes on"
-    )
 
 
 class LocalSection(Section):
@@ -208,13 +185,6 @@ class LocalSection(Section):
     def delay(self) -> int:
         """Return for how many rounds an update may travel while training goes on; 0: a client waits for its outcome."""
         return self.overlap.max_delay if self.overlap else 0
-
-
-class Warmup(Section):
-    """Sets higher ratios for the first rounds."""
-
-    rounds: Count = Field(description="rounds until the codec's own ratio holds")
-    ratios: list[Portion] = Field(min_length=1, description="ratios on the way there")
 
 
 IDENTITY = "identity"  # the codec that sends the values as they are
@@ -294,6 +264,14 @@ class ServerSection(Section):
     momentum: Below1 | None = Field(default=None, description="of fedavgm, fedadam, fedyogi (0.9) and fedadagrad (0)")
     beta2: Below1 | None = Field(default=None, description="of fedadam and fedyogi: how long squares are kept; 0.99")
     tau: Positive | None = Field(default=None, description="of fedadam, fedyogi, fedadagrad: smallest divisor; 0.001")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how lr falls over the run, a step of the server at a time"
+    )
+    schedule_rounds: Count | None = Field(
+        default=None, description="rounds over which the schedule runs; left out: [run] rounds"
+    )
+    lr_warmup: Below1 = Field(default=0.0, description="share of the run over which lr rises to its value")
+    lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
     reduce: Spec = Field(
         default="mean",
         description="mean, or with all updates counting alike median, trimmed(b), krum(f), multi-krum(f, m), "
@@ -305,80 +283,10 @@ class ServerSection(Section):
         "last ten rounds, in the first round of its own",
     )
 
-
-class SecureSection(Section):
-    """Sets secure aggregation: the aggregator sees only the sum of the updates."""
-
-    enabled: bool = Field(default=False, description="sum updates under masks")
-    adversary: Literal["curious", "malicious"] = Field(default="curious", description="aggregator that is withstood")
-    max_corrupt: Below1 = Field(default=0.1, description="share of the selected clients that may collude with it")
-    max_dropout: Below1 = Field(default=0.1, description="share of the selected clients that a round may lose")
-    min_survivors: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="fewest clients in a sum; 0: the threshold, or all but max_dropout if they add noise"
-    )
-    graph: Literal["auto", "complete", "k-regular"] = Field(
-        default="auto", description="which clients share secrets: all, or k neighbours each; auto: by their number"
-    )
-    bits: Annotated[int, Field(ge=2, le=16)] = Field(default=8, description="of one value before it is masked")
-    support: Portion = Field(default=1.0, description="share of the coordinates in a sum, the same for all clients")
-    rotate: bool | Block = Field(default=True, description="rotate before rounding, in blocks of so many; true: 65536")
-    clip: Literal["auto"] | Positive = Field(
-        default="auto", description="largest L2 norm on the grid; auto: from the sums before"
-    )
-    weight_max: Count = Field(
-        default=1, description="most examples that a client counts; 1: all clients count the same"
-    )
-    metrics: dict[str, Positive] = Field(
-        default={}, description="metrics that are summed under masks, each with its bound: { loss = 10.0 }"
-    )
-    post_quantum: bool = Field(default=False, description="keys from X25519 and ML-KEM together")
-
-
-class PrivacySection(Section):
-    """Sets differential privacy: how much a released model may depend on one client, or on one of its records."""
-
-    mode: Literal["off", "central", "distributed", "local", "example"] = Field(
-        default="off",
-        description="where noise is added: by the aggregator to the sum (central), or by each client: inside secure "
-        "aggregation (distributed), to its own update (local), or at each step of its training (example)",
-    )
-    clip: Positive | None = Field(default=None, description="largest L2 norm of an update (example: of a gradient)")
-    records: Count | None = Field(default=None, description="example: a record's chance in a batch is batch / records")
-    clipping: Literal["flat", "per-layer"] = Field(
-        default="flat", description="clip the whole update (flat), or each of L tensors to clip / sqrt(L) (per-layer)"
-    )
-    adaptive: bool = Field(default=False, description="clip is the first one, and then follows the median of the norms")
-    noise_multiplier: Positive | None = Field(
-        default=None, description="standard deviation of the noise, in multiples of clip (local: of 2 clip)"
-    )
-    target_epsilon: Positive | None = Field(default=None, description="epsilon after the last round: the noise follows")
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=1e-5, description="probability outside epsilon; left out: at most 1 / (10 clients), or 1 / (10 records)"
-    )
-    budget: Positive | None = Field(
-        default=None,
-        description="largest epsilon of a client over all runs of its population; the run stops before it is passed",
-    )
-    max_participations: Count | None = Field(
-        default=None, description="most rounds of this run in which one client takes part; left out: all rounds"
-    )
-    sampling_rate: Portion | None = Field(default=None, description="chance of each device a round (Poisson sampling)")
-    mechanism: Literal["auto", "skellam", "discrete-gaussian", "tree"] = Field(
-        default="auto",
-        description="of the noise; auto: discrete-gaussian, skellam where clients add; tree: tree aggregation, DP-FTRL",
-    )
-    restart_every: Count | None = Field(default=None, description="most rounds of a tree; left out: all rounds")
-    min_separation: Count = Field(default=1, description="fewest rounds from one of a client to its next, in a tree")
-    population: str = Field(
-        default="", max_length=64, description="the clients whose spending is counted together; left out: the task"
-    )
-
     @property
-    def noise(self) -> Literal["skellam", "discrete-gaussian"]:
-        """Return the distribution of the noise: sums of Skellam noise are Skellam noise, others are not."""
-        if self.mechanism == "skellam" or (self.mechanism == "auto" and self.mode == "distributed"):
-            return "skellam"
-        return "discrete-gaussian"
+    def moves(self) -> bool:
+        """Return True if the server's learning rate changes during the run."""
+        return self.schedule != "constant" or self.lr_warmup > 0
 
 
 class Sections(Section):

@@ -108,6 +108,10 @@ def _secure_evaluation(plan: Sections) -> list[Rule]:
         (missing, f'[run] evaluate = "clients" and no {" or ".join(missing)} in [secure] metrics',
          "the metrics of one client would tell what the sum of its update hides",
          f'[secure] metrics = {{ {example} }}, each with its bound, or [run] evaluate = "off"'),
+        (run.fraction_evaluate < 1 and run.evaluate == "clients",
+         f"[run] fraction_evaluate = {run.fraction_evaluate:g}",
+         "each survivor's metrics are in the sum of its round, and a client without any would be a sum short",
+         "leave [run] fraction_evaluate out"),
         (metrics and run.evaluate != "clients", f'[secure] metrics and [run] evaluate = "{run.evaluate}"',
          "no client evaluates, so there is nothing to sum", '[run] evaluate = "clients", or leave metrics out'),
     ]  # fmt: skip

@@ -135,6 +135,7 @@ def reply_digest(header: ReplyHeader) -> bytes:
         header.assignment_id, header.parts, header.base_version, header.examples, header.steps, header.planned,
         float(header.a),
         float(header.norm), header.codec, header.lost, metrics, sorted(header.counters.items()),
+        *([sorted(header.histograms.items())] if header.histograms else ()),
     )  # fmt: skip
     return hashlib.sha256(repr(said).encode()).digest()
 

@@ -16,6 +16,7 @@ from thinwire.core.errors import BadPayload
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
 from thinwire.core.records import plainly
+from thinwire.core.score_histogram import checked
 from thinwire.core.types import (
     Assignment,
     Failure,
@@ -48,6 +49,7 @@ ROUNDING = 1e-6  # of an accuracy, whose sum may come from means in float32
 MAX_NORM = 1e100  # its square is finite
 MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
 EVAL, TRAIN = "eval/", "train/"
+OWN_FIELDS = ("update_id", "metrics", "timings", "parts", "counters", "transfer", "histograms")  # of a reply
 ASSIGNMENT_ID = re.compile(r"[!\"$-.0->@-~]+")  # part of a path: printable ASCII without space, #, / and ?
 
 
@@ -74,6 +76,8 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
     for rare in ("references_from", "is_follow_up", "identity", "secure"):
         if not raw[rare]:
             del raw[rare]
+    if assignment.evaluates:
+        del raw["evaluates"]
     if not assignment.work.clip:
         del raw["work"]["clip"]
     return _dump(raw)
@@ -117,7 +121,7 @@ def reply_to_json(reply: Reply) -> dict[str, Any]:
     raw = plainly(reply)
     if isinstance(reply, ReplyHeader):
         raw["update_id"] = str(reply.update_id)
-    for rare in ("planned", "lost", "identity"):
+    for rare in ("planned", "lost", "identity", "histograms"):
         if rare in raw and not raw[rare]:
             del raw[rare]
     raw["type"] = _TYPES[type(reply)]
@@ -184,13 +188,14 @@ def reply_from_json(raw: Mapping[str, Any]) -> Reply:
                 raise ValueError("a message that is not base64")
             return reply
         header = ReplyHeader(
-            **_scalars(ReplyHeader, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),
+            **_scalars(ReplyHeader, raw, exclude=OWN_FIELDS),
             update_id=UpdateId.parse(raw["update_id"]),
             metrics=_metrics(raw["metrics"]),
             timings=Timings(**_scalars(Timings, raw["timings"])),
             parts=_parts(raw["parts"]),
             counters={_name(k): _int(v) for k, v in raw.get("counters", {}).items()},
             transfer=transfer,
+            histograms=checked(raw.get("histograms", {})),
         )
         _name(header.assignment_id), _name(raw["update_id"])
         if str(header.update_id) != raw["update_id"]:

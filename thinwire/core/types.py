@@ -1,4 +1,4 @@
-"""These types are shared by aggregator and client: assignments, replies, failures, update ids and equipment.
+"""These types are shared by aggregator and client: assignments, replies, failures and update ids.
 
 `Assignment` is the assignment, `ReplyHeader` the reply's header, `UpdateOutcome` the outcome of an update. An
 assignment's id has the form `RUN.ROUND.DEVICE`; `assignment_id_of` makes it and the functions beside it read it.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from thinwire.core.errors import BadPayload, ThinwireError, UsageError
 from thinwire.core.records import replace
+from thinwire.core.score_histogram import Histograms
 
 PROTOCOL = 1
 
@@ -156,6 +157,7 @@ class Assignment:
     protocol: int = PROTOCOL
     identity: str = ""  # of the run: separates it from an earlier run with the same id
     secure: SecureWork | None = None  # of a training assignment whose update is sent under masks
+    evaluates: bool = True  # False: another share of the round's clients evaluates the model
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,7 @@ class ReplyHeader:
     planned: int = 0
     lost: str = ""
     identity: str = ""  # of the run, copied from the assignment
+    histograms: Histograms = field(default_factory=dict)  # of scores, for whole-set metrics (score_histogram.py)
 
     @property
     def payload_bytes(self) -> int:
@@ -361,40 +364,3 @@ def _named(assignment_id: str) -> str:
 def evaluation_id_of(run_id: str, version: int, device: str) -> str:
     """Return the id of the assignment that evaluates the last model version; it belongs to no round."""
     return f"{run_id}.eval{version}.{device}"
-
-
-GIB = 2.0**30
-
-
-@dataclass(frozen=True)
-class Equipment:
-    """Holds the equipment that a device reports about itself.
-
-    A value is None if the device cannot measure it and its owner did not configure it: nothing is guessed. `free_bytes`
-    is the memory that a task could use. Memory that the client itself uses counts as free.
-    """
-
-    cores: int | None = None
-    memory_bytes: int | None = None
-    free_bytes: int | None = None
-    mains: bool | None = None  # False: on battery
-    metered: bool | None = None  # True: its link is paid by volume
-
-    @property
-    def sentence(self) -> str:
-        """Return the known equipment in words.
-
-        >>> Equipment(4, 2**32, 2**31, mains=True).sentence
-        '4 cores, 2.0 of 4.0 GiB free, mains'
-        """
-        told = {True: ("mains", "metered"), False: ("battery", "unmetered")}
-        said = ["1 core" if self.cores == 1 else f"{self.cores} cores"] if self.cores is not None else []
-        if self.memory_bytes is not None:
-            free = f"{self.free_bytes / GIB:.1f} of " if self.free_bytes is not None else ""
-            said.append(f"{free}{self.memory_bytes / GIB:.1f} GiB{' free' if free else ''}")
-        said += [told[self.mains][0]] if self.mains is not None else []
-        said += [told[self.metered][1]] if self.metered is not None else []
-        return ", ".join(said)
-
-
-NOTHING_SAID = Equipment()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.clock import HEARD, Clock, RealClock, write_heard
+from thinwire.core.equipment import GIB
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.fleet import (
     Arrival,
@@ -27,7 +28,7 @@ from thinwire.core.link_state import POLL_S
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import GIB, Arrived, UpdateId
+from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.link_state import SuperLink
 from thinwire.transport.protocol.http import Found
 from thinwire.transport.server.app import DeviceApi, Request, Serve

@@ -198,7 +198,7 @@ class StockRun:
 
     def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
         from thinwire.server.aggregator import RoundAggregator
-        from thinwire.server.evaluation import pooled
+        from thinwire.server.evaluation import pooled_metrics
         from thinwire.server.policy.assignment_terms import work_of
         from thinwire.server.policy.weight_caps import caps_of
         from thinwire.server.round_close import aggregated_without, refold
@@ -242,14 +242,14 @@ class StockRun:
                 print(f"thinwire: round {number}: node {node} sent numbers too large to be added", flush=True)
         if not aggregated:
             raise TooFewClients(f"no node answered in round {number}")
-        fold.step(self.model)
+        fold.step(self.model, number - 1)
         headers = [header for header, _, _ in aggregated.values()]
         self.payload_bytes += sum(header.payload_bytes for header in headers)
         self._outcomes |= {
             node: [UpdateOutcome(header.update_id, "aggregated", number)] for node, (header, _, _) in aggregated.items()
         }
         self._weights |= fold.weights.new if fold.weights else {}
-        self.metrics = pooled((header.metrics for header in headers), "eval/")
+        self.metrics = pooled_metrics(headers)
         print(f"thinwire: round {number}: {len(headers)} of {len(nodes)} nodes, {self.metrics}", flush=True)
         return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())
 

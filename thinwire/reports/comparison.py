@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from thinwire.core.plan_schema import Target
+from thinwire.core.plan_values import Target
 from thinwire.reports.sweep_results import Made, Trial
 from thinwire.store.run_totals import totals_of
 

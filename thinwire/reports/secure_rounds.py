@@ -13,7 +13,7 @@ from typing import Final
 from thinwire.core.errors import PlanError
 from thinwire.core.events import NO_STEP
 from thinwire.core.formatting import counted
-from thinwire.core.plan_schema import SecureSection
+from thinwire.core.plan_protection import SecureSection
 from thinwire.core.secure_numbers import fewest_survivors, protects, share_of
 from thinwire.privacy.graph import EVENT_BITS, graph_of_plan
 from thinwire.store.read_models import RoundRow, RunRow

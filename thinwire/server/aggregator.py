@@ -31,7 +31,7 @@ from thinwire.aggregation.control_variates import (
     moved_by,
     moved_on,
 )
-from thinwire.aggregation.server_optimizers import stepped
+from thinwire.aggregation.server_optimizers import server_at, stepped
 from thinwire.compression import BoundCodec, parse
 from thinwire.compression.native import planned_threads
 from thinwire.compression.vector_ops import bucket_sums, in_order
@@ -39,6 +39,7 @@ from thinwire.core.errors import BadPayload, CodecError, TaskError
 from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_schema import ServerSection
 from thinwire.core.types import Arrived, ReplyHeader, State, UpdateId, Vector
 from thinwire.server.policy.weight_caps import WeightCaps, require_a
 
@@ -218,15 +219,16 @@ class RoundAggregator:
         """Return True if a model can be made of the sum so far; False if the sum is too large or has a NaN."""
         return largest(self.changes.total) <= MAX_MEAN * self.changes.examples
 
-    def step(self, model: Model) -> None:
+    def step(self, model: Model, steps_made: int = 0) -> None:
         """Move the model by the aggregated updates, of which there must be one; `model.params` is overwritten.
 
-        Raise `CodecError` if the server optimizer gives NaN.
+        `steps_made` are the steps of the run before this one, from which the server's learning rate follows. Raise
+        `CodecError` if the server optimizer gives NaN.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # values beyond the largest one are clipped to it
             change, kept = self._change(model)
             assert change is not None, "a step is made of one update at least"
-            self._move(model, change, kept)
+            self._move(model, change, kept, server_at(self.plan, steps_made))
         if math.isnan(found := largest(model.params)):
             raise CodecError(
                 f"the step of the server optimizer {self.plan.server.optimizer!r} gives NaN",
@@ -239,14 +241,14 @@ class RoundAggregator:
             model.buffers = self.buffers.close(model.buffers)
             model.counters |= self.buffers.counters
 
-    def _move(self, model: Model, change: Vector, kept: State) -> None:
+    def _move(self, model: Model, change: Vector, kept: State, server: ServerSection) -> None:
         """Apply the server optimizer's step to the model, and keep the state over all devices."""
         own = {name: array for name, array in model.state.items() if name not in (SHARES, COMMON)}
         if self.algorithm is not None and self.algorithm.control:
-            moved, own = stepped(self.plan.server, model.params[: change.size], change, own)
+            moved, own = stepped(server, model.params[: change.size], change, own)
             model.params = np.concatenate([moved, kept.pop(COMMON)])
         else:
-            model.params, own = stepped(self.plan.server, model.params, change, own)
+            model.params, own = stepped(server, model.params, change, own)
         model.state = {**own, **kept}
 
     def _change(self, model: Model) -> tuple[Vector | None, State]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from thinwire.core.errors import BadPayload
+from thinwire.core.events import ModelStored
 from thinwire.server.context import StopOrder
+from thinwire.server.holdout import HoldoutResult
 from thinwire.store import Commands, Order
 
+EVALUATED = "evaluated"  # kind of the command that brings a holdout evaluation
 LOOK_S = 0.2  # shortest period between two reads of the commands
 
 
@@ -87,3 +91,34 @@ class CommandQueue:
         for order in found:
             self.done(order, {})
         return bool(found)
+
+
+class OrderedHoldout:
+    """The holdout evaluations of runs that the operator's process leaves as commands (cli/aggregator/evaluate.py)."""
+
+    def __init__(self, orders: CommandQueue) -> None:
+        self._orders = orders
+
+    def results(self, run_id: str, due: Mapping[int, ModelStored]) -> list[HoldoutResult]:
+        """Return the results of versions that are due; others are answered, as they come too late."""
+        found = list[HoldoutResult]()
+        for order in self._of(run_id):
+            try:
+                result = HoldoutResult.from_json(order.args)
+            except BadPayload as error:
+                self._orders.done(order, error.as_result())
+                continue
+            if result.version in due:
+                found.append(result)
+            else:
+                self._orders.done(order, {"version": result.version, "ignored": True})
+        return found
+
+    def settle(self, run_id: str, versions: Sequence[int]) -> None:
+        """Answer the commands that brought the results of these versions."""
+        for order in self._of(run_id):
+            if order.args.get("version") in versions:
+                self._orders.done(order, {"version": order.args["version"]})
+
+    def _of(self, run_id: str) -> list[Order]:
+        return [order for order in self._orders.about_runs(EVALUATED) if order.run_id == run_id]

@@ -102,6 +102,7 @@ class RunContext:
             self._last_found = seq, event.at
         if self.past.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
+        self.on_poll: Callable[[], None] = lambda: None  # called before each poll
         self.mode.reveal(self, starts=True)
         self.begin()
         self.known = DeviceProfiles(() if self.simulated else store.measures())
@@ -253,6 +254,7 @@ class RunContext:
             is_follow_up=past.ledger.is_follow_up(assignment_id),
             identity=self.identity,
             secure=self.mode.secure_work(self, number) if kind == "train" else None,
+            evaluates=assigned.evaluates if assigned else True,
         )
         return Envelope(device, assignment, self.sending.bundle(parcel))
 
@@ -262,6 +264,7 @@ class RunContext:
         A device may lack the plan, or the version that an assignment builds on. Then the assignment is sent again with
         the missing part, and the callers do not see this failure.
         """
+        self.on_poll()
         found, unread, self.unread = list[Arrival](), self.unread, []
         # Seconds of the run are a sum of floats: a remainder of 1e-15 s would not move a clock, and never end.
         wait_s = max(wait_s, SHORTEST_S) if wait_s > 0 and not unread else 0.0

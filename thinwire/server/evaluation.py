@@ -15,13 +15,15 @@ two) moves the mean at most by five times the differences between honest clients
 Five median absolute deviations would clip honest clients in 20 to 83 percent of the rounds in runs like our benchmarks.
 The share grows with the differences between the clients' data. docs/explain/what-is-protected.md shows how often the
 rule above does.
+
+Whole-set metrics such as AUC are no means. They follow from the sum of the clients' histograms (pooled_scores.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
@@ -30,6 +32,8 @@ from thinwire.core.events import Evaluated
 from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics, ReplyHeader
 from thinwire.server.context import RunContext
+from thinwire.server.policy.cohort import evaluators_of
+from thinwire.server.policy.pooled_scores import pooled_scores
 from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_be_recorded
 
 
@@ -38,14 +42,27 @@ def evaluation(
 ) -> Evaluated | None:
     """Pool the clients' evaluations of one version into one event; None if no client evaluated it.
 
-    The event is no best and meets no target if too few clients evaluated the version. The comparison is with the
-    devices that replied, or with the number `assigned`, if that is larger.
+    The event is no best and meets no target if too few clients evaluated the version. The comparison is with those of
+    the devices that replied which the plan lets evaluate, or with the number `assigned`, if that is larger.
     """
     replies = [_reply(header) for header in headers]
     event = _pooled(running, version, replies, now, running.past.scores.best)
-    if event and too_few(event.clients, max(assigned, len({reply.device for reply in replies}))):
+    if event and too_few(
+        event.clients, max(assigned, evaluators_of(running.plan, len({reply.device for reply in replies})))
+    ):
         event = replace(event, best=False, few=True, reached=False)
     return replace(event, **_bytes(running, headers)) if event else None
+
+
+def of_each(event: Evaluated, headers: Iterable[ReplyHeader]) -> dict[str, dict[str, float]]:
+    """Return client -> its own values of the metrics of an evaluation."""
+    names = {MEASURED + name: name for name in event.metrics}
+    return {
+        header.update_id.device: {
+            names[name]: total / count for name, (total, count) in header.metrics.items() if name in names and count > 0
+        }
+        for header in headers
+    }
 
 
 def summed_evaluation(running: RunContext, version: int, metrics: Metrics, clients: int, now: float) -> Evaluated:
@@ -81,7 +98,8 @@ def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluat
         if event := _pooled(running, version, past.scores.measured[version], now, best):
             most = max(most, event.clients)
             buffer = running.plan.cohort.buffer
-            if 2 * event.clients < min(buffer, most) or too_few(event.clients, min(buffer, len(past.scores.examples))):
+            evaluating = evaluators_of(running.plan, min(buffer, len(past.scores.examples)))
+            if 2 * event.clients < min(buffer, most) or too_few(event.clients, evaluating):
                 event = replace(event, best=False, few=True, reached=False)
             best = event if event.best else best
             found.append(event)
@@ -97,6 +115,7 @@ def require_metrics(running: RunContext, over: bool = False) -> None:
     scores = running.past.scores
     known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
     enough = len(scores.measurers) >= FEWEST or running.past.considered <= scores.measurers
+    enough = enough or running.plan.run.evaluate == "holdout"
     if known and (over or enough):
         running.plan.require_metrics(known)
 
@@ -104,38 +123,61 @@ def require_metrics(running: RunContext, over: bool = False) -> None:
 def _reply(header: ReplyHeader) -> Measured:
     """Return a reply's metrics; `examples` is 0 for a reply without an update, which counts evaluation examples."""
     return Measured(
-        str(header.update_id), header.update_id.device, header.examples if header.parts else 0, header.metrics
-    )
+        str(header.update_id), header.update_id.device, header.examples if header.parts else 0, header.metrics,
+        header.histograms,
+    )  # fmt: skip
 
 
 def _pooled(
     running: RunContext, version: int, replies: Sequence[Measured], now: float, best_yet: Evaluated | None
 ) -> Evaluated | None:
-    """Pool replies into one event without bytes; None if no reply has a metric of an evaluation."""
+    """Pool replies into one event without bytes; None if no reply has a metric of an evaluation, or none may."""
+    if running.plan.run.evaluate == "holdout":
+        return None  # a client that sends metrics all the same does not decide about the best version
     measuring = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
     measured = list({reply.device: reply for reply in reversed(measuring)}.values())[::-1]  # each device's first
-    scores = running.past.scores
+    scores, most = running.past.scores, running.plan.cohort.max_weight
+    most = math.inf if most == "none" else most
+    whole = pooled_scores({reply.update_id: reply.histograms for reply in measured}, most)
+    said = [reply.metrics for reply in measured]
+    ranges, most_said = spread(said, MEASURED), _most(said)
+    measured = [_without(reply, whole.plain) for reply in measured]
     units = {n: unit for n, unit in units_of(measured, scores.examples).items() if n not in scores.units}
     said = [reply.metrics for reply in measured]
-    metrics = pooled(said, MEASURED)
+    metrics, metric = {**pooled(said, MEASURED), **whole.plain}, running.plan.run.metric
     if not metrics:
         return None
-    most, metric = running.plan.cohort.max_weight, running.plan.run.metric
-    most = math.inf if most == "none" else most
     weighed = bounded(measured, {**scores.units, **units}, scores.examples, most)
     clipped = robust(measured, scores.widths, weighed, most)
-    decisive, best = {**metrics, **clipped.means}, best_yet.decisive.get(metric) if best_yet else None
-    most_said = max(n for found in said for name, (_, n) in found.items() if name.startswith(MEASURED))
+    means = {**clipped.means, **whole.bounded}
+    cut = {
+        update_id: [*clipped.clipped.get(update_id, ()), *whole.clipped.get(update_id, ())]
+        for update_id in {**clipped.clipped, **whole.clipped}
+    }
+    decisive, best = {**metrics, **means}, best_yet.decisive.get(metric) if best_yet else None
     losses = [min(found.get("eval/loss", (0.0, 0.0))[1], MAX_COUNT) for found in said]
     total = sum(map(int, losses)) or int(min(most_said, MAX_COUNT))
     made_by, target = running.past.bases.made_by.get(version, 0), running.plan.run.target
     return Evaluated(
-        now, made_by, version, metrics, spread(said, MEASURED), total, len(measured),
+        now, made_by, version, metrics, ranges, total, len(measured),
         best=metric in decisive and better(metric, decisive[metric], best),
         reached=target is not None and target.is_met(decisive),
-        robust=clipped.means, clipped=clipped.clipped, widths=clipped.widths,
+        robust=means, clipped=cut, widths=clipped.widths,
         units={name: unit for name, unit in units.items() if name.removeprefix(MEASURED) in metrics},
     )  # fmt: skip
+
+
+def _most(all_metrics: Iterable[Metrics]) -> float:
+    """Return the largest count of a metric of an evaluation."""
+    counts = (n for found in all_metrics for name, (_, n) in found.items() if name.startswith(MEASURED))
+    return max(counts, default=0.0)
+
+
+def _without(reply: Measured, names: Collection[str]) -> Measured:
+    """Return the reply without its own values of these metrics, which are computed from a sum of histograms."""
+    return reply._replace(
+        metrics={name: pair for name, pair in reply.metrics.items() if name.removeprefix(MEASURED) not in names}
+    )
 
 
 def _bytes(running: RunContext, headers: list[ReplyHeader]) -> dict[str, Any]:
@@ -190,6 +232,12 @@ def pooled(all_metrics: Iterable[Metrics], prefix: str) -> dict[str, float]:
                 sums[name][0] += total
                 sums[name][1] += count
     return {name.removeprefix(prefix): total / count for name, (total, count) in sums.items() if count > 0}
+
+
+def pooled_metrics(headers: Sequence[ReplyHeader]) -> dict[str, float]:
+    """Return the metrics of an evaluation, pooled from the sums and the histograms of these replies."""
+    scores = pooled_scores({str(header.update_id): header.histograms for header in headers})
+    return {**pooled((header.metrics for header in headers), MEASURED), **scores.plain}
 
 
 def spread(all_metrics: Iterable[Metrics], prefix: str) -> dict[str, list[float]]:

@@ -40,7 +40,8 @@ CHANGEABLE: Final = frozenset({  # keys that decide nothing about rounds that ar
     "run.priority", "run.target", "run.evaluate_every", "cohort.clients", "cohort.wait_for",
     "cohort.wait_s", "cohort.min_updates", "cohort.over_select", "cohort.deadline_s", "cohort.retry_limit",
     "local.lr", "local.lr_end", "local.lr_warmup", "local.schedule", "local.schedule_rounds", "local.steps",
-    "local.epochs", "local.batch", "server.lr",
+    "local.epochs", "local.batch", "server.lr", "server.lr_end", "server.lr_warmup", "server.schedule",
+    "server.schedule_rounds", "run.fraction_evaluate",
 })  # fmt: skip
 SPENDING: Final = frozenset({  # of those, what the cost of a private round may follow from
     "cohort.clients", "cohort.min_updates", "cohort.over_select", "local.steps", "local.epochs", "local.batch",

@@ -18,10 +18,11 @@ from thinwire.aggregation import BufferMean
 from thinwire.aggregation.downlink import BUFFERS
 from thinwire.compression import parse
 from thinwire.core.errors import BadPayload, TooFewClients
-from thinwire.core.events import FirstModelAssigned, FirstModelFailed, RunNoted
+from thinwire.core.events import RunNoted
 from thinwire.core.fleet import ClientDisconnected, Envelope
 from thinwire.core.formatting import Reason
 from thinwire.core.layout import FLOAT_BYTES, Layout
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
 from thinwire.server.context import POLL_S, RETURN_S, RunContext

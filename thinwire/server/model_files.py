@@ -211,23 +211,28 @@ def stored_model(store: Store, home: AggregatorHome, run_id: str, which: str) ->
     `NotFound` if the version is the first model and `which` is not 0, so that nobody takes an untrained model by
     mistake; also if the plan did not keep that version.
     """
+    run = store.run(run_id)
+    version = _version(store, run, which)
+    if version == 0 and which != "0":
+        raise _untrained(run, which)
+    return stored_version(store, home, run, version, which)
+
+
+def stored_version(store: Store, home: AggregatorHome, run: RunRow, version: int, which: str = "") -> StoredModel:
+    """Return a model version of a run by its number; `NotFound` if it is not kept. `which` is how a person named it."""
     from thinwire.aggregation.control_variates import algorithm_of, carried
     from thinwire.core import Layout, RunPlan
     from thinwire.core.errors import NotFound
     from thinwire.core.events import ModelStored
     from thinwire.server.model_store import Versions
 
-    run = store.run(run_id)
-    version = _version(store, run, which)
-    if version == 0 and which != "0":
-        raise _untrained(run, which)
     row = next((m for m in store.models(run.run_id) if m.version == version), None)
     layout = Layout.from_json(run.layout)
     travels = carried(algorithm_of(RunPlan.from_json(run.plan)), layout)
     folder = Versions(home.run(run.run_id), travels)
     if row is None or not folder.path(version).exists():
         raise NotFound(
-            f"{run.run_id} no longer has the model of round {which}",
+            f"{run.run_id} no longer has the model of round {which or version}",
             why=f'its plan keeps "{run.plan["run"]["keep"]}"',
             hint='--round best or last; [run] keep = "all" keeps every round\'s',
         )

@@ -12,7 +12,7 @@ from thinwire.core.events import ENDED, AssignmentDelivered, DeviceOffline, Devi
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Fleet
 from thinwire.core.formatting import counted
 from thinwire.core.statedir import AggregatorHome
-from thinwire.server.command_queue import CommandQueue
+from thinwire.server.command_queue import EVALUATED, CommandQueue
 from thinwire.server.extending import extend_run
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run_end import close_undriven, end_abandoned, notify
@@ -131,13 +131,14 @@ class RecordingFleet:
 
     def _carry_out(self) -> None:
         """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
-        for order in self._orders.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run"):
+        for order in self._orders.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run", EVALUATED):
             kind, run_id = order.kind, order.run_id
             if self._store.deleted_run(run_id) is not None:
                 self._orders.done(order, {})
                 continue
             row = self._store.run(run_id)
             others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
+            others |= kind == EVALUATED  # the run's driver records it, once it has one
             others |= kind == "stop-after-round" and row.status in ("running", "waiting")  # a round may be open
             if row.status in ENDED or not others:  # else another process or a driver carries it out
                 self._change(kind, row)

@@ -162,7 +162,7 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> Step
     again = any(key in found for found in capped.values() for key in ("counted", "a_counted"))
     again = again or (bounds and caps.norm != one.fold.caps.norm)
     if not again and one.fold.fits():
-        one.fold.step(one.running.model)
+        one.fold.step(one.running.model, one.running.past.steps_made)
         return closed, capped
     new = partial(one.running.mode.aggregator, one.running, one.opened, caps if again else None)
     discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
@@ -172,7 +172,7 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> Step
         one.fold = new()  # frees the memory of the old sum
         refold(one.fold, aggregated)
         if one.fold.fits():
-            one.fold.step(one.running.model)
+            one.fold.step(one.running.model, one.running.past.steps_made)
             return closed, capped
     one.fold = new()
     one.fold, spoilers = aggregated_without(new, aggregated)
@@ -182,7 +182,7 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> Step
     left = tuple(u for u in closed.aggregated if u not in spoiled)
     if len(left) < one.opened.min_updates:
         return RoundResult("too-few", (), (*closed.dropped, *closed.aggregated), closed.outstanding), {}
-    one.fold.step(one.running.model)
+    one.fold.step(one.running.model, one.running.past.steps_made)
     counted = {str(u): capped[str(u)] for u in left if str(u) in capped}
     return RoundResult(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding), counted
 

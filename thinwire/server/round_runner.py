@@ -33,11 +33,11 @@ from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assi
 from thinwire.server import round_events
 from thinwire.server.aggregator import AggregationQueue, Frames
 from thinwire.server.context import POLL_S, RunContext
+from thinwire.server.device_terms import own_terms
 from thinwire.server.policy.cohort import in_time, who_could_answer
 from thinwire.server.policy.eligibility import AbleDevices
 from thinwire.server.reply_checks import invalid_reply
 from thinwire.server.round_events import AggregateUpdate, Replacement, nobody
-from thinwire.server.round_mode import own_codec, own_work
 from thinwire.store import MeasureRow
 
 TELLS_FACTS = "an update whose header has facts about its client, in a run that may know none"
@@ -256,7 +256,7 @@ class RoundRunner:
                         assigned.append(assignment_id)
                 case round_events.SelectReplacement(device, assignment_id):
                     size, left_s = running.sending.parcel(device).size, action.deadline_s
-                    own = {**own_work(running, device, left_s), **own_codec(running, number, device, size, left_s)}
+                    own = own_terms(running, number, device, size, left_s)
                     base, why, instead_of = action.base_version, action.why, action.instead_of
                     facts.append(
                         ClientSelected(

@@ -20,6 +20,7 @@ from thinwire.core.types import Failure, ReplyHeader, evaluation_id_of
 from thinwire.server.buffered_round import BufferedMode
 from thinwire.server.context import POLL_S, RunContext, StopOrder, reconnect_text
 from thinwire.server.evaluation import require_metrics
+from thinwire.server.holdout import Holdout, HoldoutWatch, due_versions
 from thinwire.server.initial_model import take_first_model
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.pipelining import PipelinedMode
@@ -58,12 +59,14 @@ def drive(
     paused: Callable[[], bool] = lambda: False,
     leases: DeviceLeases | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
+    holdout: Holdout | None = None,
 ) -> RunRow:
     """Execute or resume a run until it is done, failed or stopped, and return its row.
 
     `stop` is called often: "run" ends the run for good, "after-round" does so when the open round has closed; "service"
     leaves it unchanged, and the next start resumes it.
-    While `paused` is True, no round opens. `leases` are those of all runs that share the devices.
+    While `paused` is True, no round opens. `leases` are those of all runs that share the devices. `holdout` has the
+    evaluations of a plan with `[run] evaluate = "holdout"`.
 
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
     disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
@@ -73,13 +76,16 @@ def drive(
     """
     clock, presence = clock or RealClock(), presence or ConnectedDevices()
     running = RunContext(run_id, store, fleet, home, clock, presence, stop, on_event, mode_of, leases)
+    watch = HoldoutWatch(running, holdout)
+    running.on_poll = watch.record
     try:
         try:
-            _rounds(running, paused)
+            _rounds(running, paused, watch)
         finally:
             running.leases.leave(run_id)
         if running.stopped != "service":
             _leave(running)
+            _await_holdout(running, watch, over=True)
             end(running)
     except ThinwireError as error:
         if isinstance(error, NotWritten) and (not running.simulated or home.simulation(run_id).exists()):
@@ -91,7 +97,7 @@ def drive(
     return store.run(run_id)
 
 
-def _rounds(running: RunContext, paused: Callable[[], bool]) -> None:
+def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, past = running.plan, running.past
     if past.bases.model is None and not ((past.first.open or _gather(running, paused)) and take_first_model(running)):
@@ -100,6 +106,7 @@ def _rounds(running: RunContext, paused: Callable[[], bool]) -> None:
     if past.line.current and past.line.accepts_replies:
         running.record_resumed(past.line.current.round)
         _one(running, rebuild_round(_runner(running, past.line.current)))
+    _await_holdout(running, watch)
     while past.steps_made < plan.run.rounds and past.scores.reached is None and not lost_patience(running):
         if running.stop_ordered():
             return
@@ -118,6 +125,19 @@ def _rounds(running: RunContext, paused: Callable[[], bool]) -> None:
         current = past.line.current or opened
         one = _runner(running, current)
         _one(running, rebuild_round(one) if past.line.now.since else one)
+        _await_holdout(running, watch)
+
+
+def _await_holdout(running: RunContext, watch: HoldoutWatch, over: bool = False) -> None:
+    """Wait for the holdout evaluation of the newest version that is due, if the plan wants that."""
+    watch.record()
+    began, wait_s = running.elapsed, running.plan.run.evaluate_wait_s
+    while (version := watch.waits_for(over)) is not None and not running.stop_ordered():
+        if running.elapsed - began >= wait_s:
+            watch.missed = True
+            return
+        running.status("running", f"waiting for the evaluation of version {version}: thinwire aggregator evaluate")
+        listen(running, POLL_S)
 
 
 def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner:
@@ -142,7 +162,8 @@ def _one(running: RunContext, one: RoundRunner) -> None:
         *(assigned.base_version for device in past.ledger.busy for assigned in past.ledger.outstanding(device)),
     }
     best = past.scores.best.version if past.scores.best else 0
-    keep = None if "all" in running.plan.run.keep else {0, newest, newest - 1, best, met or 0, *past.scores.measured}
+    needed = {0, newest, newest - 1, best, met or 0, *past.scores.measured, *due_versions(running)}
+    keep = None if "all" in running.plan.run.keep else needed
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 
 

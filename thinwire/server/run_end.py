@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
@@ -17,8 +18,9 @@ from thinwire.core.plan import digest_of
 from thinwire.core.statedir import AggregatorHome, dead_owner
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
 from thinwire.server.context import POLL_S, RunContext
-from thinwire.server.evaluation import evaluation, require_metrics
+from thinwire.server.evaluation import evaluation, of_each, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
+from thinwire.server.policy.cohort import evaluators
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState
 from thinwire.server.tree_noise import erase_ended
@@ -127,7 +129,9 @@ def _dead(row: RunRow, home: AggregatorHome) -> str | None:
 
 
 def _evaluate_last(running: RunContext) -> None:
-    """Evaluate the last model on all able devices; every earlier version was evaluated by the round after it.
+    """Evaluate the last model on the share of the able devices that evaluates.
+
+    The round after it evaluated each earlier version.
 
     All replies are recorded together and acknowledged only then. Replies from before a restart are therefore here
     again, and count.
@@ -136,7 +140,8 @@ def _evaluate_last(running: RunContext) -> None:
     deadline = evaluation_deadline(running.past.slowest) + running.leases.busy_s(running.run_id)
     headers = _measured_before(running)
     answered = {header.update_id.device for header in headers}
-    able = [device for device in running.eligibility.able() if device not in answered]
+    could = {*answered, *running.eligibility.able()}
+    able = sorted(evaluators(running.plan, running.past.rounds_opened + 1, could) - answered)
     assignments = {device: evaluation_id_of(running.run_id, version, device) for device in able}
     running.status("running", f"measuring the last model on {len(assignments) + len(headers)} devices")
     running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])
@@ -158,7 +163,7 @@ def _evaluate_last(running: RunContext) -> None:
     running.fleet.cancel(list(open_assignments.values()))
     headers.sort(key=lambda header: header.update_id.device)
     if evaluated := evaluation(running, version, headers, running.clock.wall(), assigned):
-        running.record(evaluated)
+        running.record(replace(evaluated, by_client=of_each(evaluated, headers)))
     running.fleet.ack([header.update_id for header in headers])
 
 

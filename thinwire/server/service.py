@@ -25,7 +25,7 @@ from thinwire.core.registry import blamed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server import command_queue
 from thinwire.server.admission import Admission, queued
-from thinwire.server.command_queue import CommandQueue
+from thinwire.server.command_queue import CommandQueue, OrderedHoldout
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.dispatcher import Dispatcher
 from thinwire.server.full_disk import FullDisk
@@ -151,6 +151,7 @@ class Service:
             drive(
                 run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, presence=here, stop=stop,
                 leases=self.leases, paused=paused, on_event=partial(self.on_event, run_id),
+                holdout=OrderedHoldout(self.orders),
             )  # fmt: skip
 
         self.dispatcher.start(run_id, driver)

@@ -13,6 +13,7 @@ from thinwire.aggregation import codecs
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.mean import BufferMean
 from thinwire.aggregation.plan_codecs import require_rules, rungs
+from thinwire.core.equipment import GIB
 from thinwire.core.errors import PlanError
 from thinwire.core.events import Event, RunStatusChanged
 from thinwire.core.fleet import TaskReport
@@ -21,7 +22,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_names import RUN, named_model
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.statedir import AggregatorHome, own
-from thinwire.core.types import GIB, Fixed, Vector
+from thinwire.core.types import Fixed, Vector
 from thinwire.server.aggregator import require_values
 from thinwire.server.model_store import Versions
 from thinwire.store import Store

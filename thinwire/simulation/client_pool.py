@@ -28,9 +28,10 @@ from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.runtime import use_threads
 from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
+from thinwire.core.equipment import GIB
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.records import replace
-from thinwire.core.types import GIB, PhaseReply, Reply
+from thinwire.core.types import PhaseReply, Reply
 from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 

@@ -48,6 +48,7 @@ from thinwire.server.submit import submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.held_spool import HeldSpool
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
+from thinwire.simulation.holdout import SimulatedHoldout
 from thinwire.simulation.kept import KeptSimulation, where_it_stood
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor
@@ -245,7 +246,11 @@ def run_sim(
         patient = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
-        row = drive(run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event)
+        holdout = SimulatedHoldout.of(plan, task, client, store, home, run_id)
+        row = drive(
+            run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event,
+            holdout=holdout,
+        )  # fmt: skip
         if kept and row.status in ENDED:
             shutil.rmtree(kept.folder(run_id), ignore_errors=True)
     return run_id

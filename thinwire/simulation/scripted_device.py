@@ -21,7 +21,7 @@ from thinwire.compression import parse
 from thinwire.core.fleet import Delivery
 from thinwire.core.layout import Layout
 from thinwire.core.plan import digest_of
-from thinwire.core.plan_schema import MOST_DELAY
+from thinwire.core.plan_values import MOST_DELAY
 from thinwire.core.prng import Key, derive, seed63
 from thinwire.core.types import (
     Assignment,
@@ -235,7 +235,8 @@ class SyntheticUpdates:
         assignment = delivery.assignment
         self.sequence += 1
         update_id = UpdateId(assignment.run, self.name, self.sequence)
-        metrics: Metrics = {} if assignment.is_follow_up else {"eval/loss": (self.loss(assignment), 1.0)}
+        measures = assignment.evaluates and not assignment.is_follow_up
+        metrics: Metrics = {"eval/loss": (self.loss(assignment), 1.0)} if measures else {}
         if assignment.kind != "train":
             header = ReplyHeader(
                 assignment.assignment_id, update_id, assignment.base_version, self.examples, metrics=metrics

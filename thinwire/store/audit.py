@@ -108,7 +108,7 @@ class AuditLog:
     def rows(self, first: int = 0, count: int = 100) -> tuple[int, list[AuditRow]]:
         """Return how many actions and commands there are, and `count` of them from number `first` on, latest first.
 
-        The command to revoke a device is left out, because the action is there.
+        The command to revoke a device is left out, because the action is there, and so are holdout evaluations.
         """
         actions = select(
             Action.at, Action.who, Action.what, Action.device.label("about"), Action.detail, Action.id.label("number")
@@ -117,7 +117,7 @@ class AuditLog:
         orders = select(
             Command.at, Command.who, Command.kind.label("what"), Command.run_id.label("about"), empty, number
         )
-        both = union_all(actions, orders.where(Command.kind != "revoke")).subquery()
+        both = union_all(actions, orders.where(Command.kind.not_in(("revoke", "evaluated")))).subquery()
         order = (both.c.at.desc(), both.c.number.desc())
         wanted = select(*(both.c[name] for name in AuditRow.__dataclass_fields__)).order_by(*order)
         with self._database.reading() as connection:

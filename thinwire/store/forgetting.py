@@ -55,7 +55,7 @@ FORGOTTEN: Final = "forgotten-"
 ROLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("device", "instead_of", "added", "removed", "later", "outstanding", "slowest", "devices"), "name"),
     **dict.fromkeys(("selected", "used_by", "used_key", "fingerprint", "other_keys"), "name"),
-    **dict.fromkeys(("codecs", "standings", "received", "clients"), "keys"),
+    **dict.fromkeys(("codecs", "standings", "received", "clients", "by_client"), "keys"),
     **dict.fromkeys(("reasons", "codec_reasons", "not_selected"), "keys and words"),
     "assignments": "keys and ids", "dropped": "names or ids", "clipped": "clipped", "reason": "code",
     **dict.fromkeys(("assignment_id", "update_id", "aggregated", "capped", "chosen"), "ids"),

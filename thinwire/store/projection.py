@@ -22,8 +22,6 @@ from thinwire.core.events import (
     ClientSelected,
     Evaluated,
     Event,
-    FirstModelAssigned,
-    FirstModelFailed,
     FullModelSent,
     ModelStored,
     RoundClosed,
@@ -38,7 +36,7 @@ from thinwire.core.events import (
 from thinwire.core.formatting import CHOSEN, Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked, without_sample
-from thinwire.core.run_events import RunExtended
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from thinwire.core.equipment import Equipment
 from thinwire.core.events import RunStatus
 from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.formatting import Reasons
-from thinwire.core.types import Equipment
 
 if TYPE_CHECKING:
-    from thinwire.core.plan_schema import PrivacySection
+    from thinwire.core.plan_protection import PrivacySection
 
 Source = Literal["devices", "sim"]
 AssignmentOutcome = Literal["selected", "accepted", "aggregated", "aggregated-late", "dropped", "failed", "over"]
@@ -377,7 +377,7 @@ class Order:
 
 def privacy_section(run: RunRow) -> PrivacySection:
     """Return the table [privacy] of the run's plan."""
-    from thinwire.core.plan_schema import PrivacySection  # pydantic, which a list of runs does not need
+    from thinwire.core.plan_protection import PrivacySection  # pydantic, which a list of runs does not need
 
     return PrivacySection.model_validate(run.plan.get("privacy") or {})
 

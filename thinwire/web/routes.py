@@ -26,6 +26,7 @@ from starlette.responses import Response, StreamingResponse
 
 import thinwire
 from thinwire.core.errors import ThinwireError
+from thinwire.core.formatting import csv_cell
 from thinwire.core.statedir import SWEEPS
 from thinwire.reports.sweep_results import groups
 from thinwire.store import RunOrder
@@ -240,9 +241,6 @@ def _once(found: BaseModel) -> Response:
     return Response(found.model_dump_json(), media_type="application/json")
 
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
 @router.get("/runs/{run_id}/rounds.csv", response_class=Response, include_in_schema=False)
 def rounds_csv(reader: ReaderDep, run_id: RunId) -> Response:
     """Return the rounds of a run."""
@@ -277,20 +275,9 @@ def text_of(rows: Sequence[dict[str, object]], columns: Sequence[str], name: str
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="")
     writer.writeheader()
-    writer.writerows({key: cell(value) for key, value in row.items()} for row in flat)
+    writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in flat)
     said = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
     return Response(out.getvalue(), media_type="text/csv; charset=utf-8", headers=said)
-
-
-def cell(value: object) -> object:
-    """Return the value of a CSV cell; text that a spreadsheet would run as a formula is marked as text.
-
-    >>> cell("=1+1"), cell(-3), cell(None)
-    ("'=1+1", -3, '')
-    """
-    if value is None:
-        return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _flat(row: dict[str, object]) -> dict[str, object]:

@@ -9,12 +9,14 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.aggregator import tls, users
+from thinwire.cli.aggregator.evaluate import evaluate
 from thinwire.cli.params import Follow, Home, Json, Lines
 from thinwire.cli.service import commands as aggregator_service
 from thinwire.core import formatting
 
 app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)
 app.add_typer(aggregator_service.aggregator_app)
+app.command()(evaluate)
 app.add_typer(tls.app)
 app.add_typer(users.users)
 app.add_typer(users.tokens)

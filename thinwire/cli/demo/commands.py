@@ -30,8 +30,8 @@ from thinwire.cli.local_state import again, aggregator_home, opened
 from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core import formatting
+from thinwire.core.equipment import GIB
 from thinwire.core.signals import ENDS, remembered, undisturbed
-from thinwire.core.types import GIB
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan

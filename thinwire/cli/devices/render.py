@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from thinwire.cli import console
 from thinwire.core import formatting
+from thinwire.core.equipment import GIB
 from thinwire.core.formatting import duration, speed
 from thinwire.core.invitation import COLUMNS, InviteAddress
-from thinwire.core.types import GIB
 
 if TYPE_CHECKING:
     from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, Invited, MeasureRow, RefusalNote

@@ -17,6 +17,7 @@ from thinwire.cli.runs.clone import clone
 from thinwire.cli.runs.compare import compare
 from thinwire.cli.runs.keeping import archive, delete, extend, tag, unarchive
 from thinwire.cli.runs.listing import list_, note_halted
+from thinwire.cli.runs.metrics import metrics
 from thinwire.cli.runs.orders import pause, resume, stop
 from thinwire.cli.runs.render import standing
 from thinwire.cli.runs.track import track
@@ -34,7 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-for command in (compare, stop, pause, resume, clone, archive, unarchive, delete, extend, track):
+for command in (compare, metrics, stop, pause, resume, clone, archive, unarchive, delete, extend, track):
     app.command()(command)
 app.command(name="list")(list_)
 app.command(context_settings=TAG_SETTINGS)(tag)

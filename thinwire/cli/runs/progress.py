@@ -250,6 +250,7 @@ class Teller:
     def _hear(self, event: Event) -> list[str]:
         from thinwire.core import events
         from thinwire.core.protection_events import PhaseClosed
+        from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
         from thinwire.core.types import PHASES
         from thinwire.reports import reason_text
 
@@ -261,7 +262,7 @@ class Teller:
                     self.rounds[event.round].messages[event.phase] = sum(event.received.values())
             case events.RunStatusChanged():
                 return self._status(event)
-            case events.RunNoted() | events.FirstModelAssigned() | events.FirstModelFailed():
+            case events.RunNoted() | FirstModelAssigned() | FirstModelFailed():
                 return [reason_text.sentence(event.note)]
             case events.RoundOpened():
                 self.rounds[event.round] = Round(
@@ -275,7 +276,7 @@ class Teller:
                 self.waiting.append(event.round)
                 return lines
             case events.Evaluated():
-                self.evaluates = True
+                self.evaluates = event.clients > 0  # the next round has no part in a holdout evaluation
                 return self._flush(event.decisive, before=event.round + 1, measured=event.round)
             case events.ClientSelected() | events.StateLost() | events.ClientFailed() | events.ClientReconnected():
                 if event.round in self.rounds:

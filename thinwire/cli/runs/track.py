@@ -141,10 +141,15 @@ def follow(store: Store, run_id: str, connect: Callable[[], Tracker], sleep: Cal
 
 
 def evaluated(run: RunRow, rounds: list[RoundRow]) -> list[RoundRow]:
-    """Return the closed rounds that will not change: the next one is closed too, or the run is over."""
+    """Return the closed rounds that will not change: the next one is closed too, or the run is over.
+
+    Holdout evaluation may come rounds later: a round is final then if it was evaluated, or a later one was.
+    """
     from thinwire.core.events import ENDED
 
     closed = [row for row in rounds if row.closed_at is not None]
+    if run.plan["run"].get("evaluate") == "holdout" and run.status not in ENDED:
+        return closed[: max((at for at, row in enumerate(closed, 1) if row.metrics), default=0)]
     return closed if run.status in ENDED else closed[:-1]
 
 

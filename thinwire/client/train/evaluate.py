@@ -1,4 +1,4 @@
-"""Evaluation of a model as sums and counts, so that the metrics of many clients can be pooled."""
+"""Evaluation of a model as sums, counts and histograms, so that the metrics of many clients can be pooled."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .data import examples_in, in_order, moved
 from .errors import BadTask, Cancelled, given
 from .layout import Key
 from .module import seeded
+from .scores import MAX_HISTOGRAMS, Histogram
 
 if TYPE_CHECKING:
     from .protocol import Sums
@@ -26,6 +27,7 @@ BATCH = 512
 MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # an aggregator's limits for one task (core/serialization.py)
 IGNORED = -100  # torch's default `ignore_index` of a cross entropy
 ROUNDING = 1e-6  # relative; for an accuracy computed from float32 means
+BY_BATCH, WHOLE_SET = "metrics(model, batch)", "evaluate(model, data)"  # functions of a task
 
 
 def never() -> bool:
@@ -63,6 +65,36 @@ def evaluate(
     if not classifies and task.optional("metrics") is None:
         totals.pop("accuracy", None)
     return {name: (total, n) for name, (total, n) in totals.items() if math.isfinite(total) and math.isfinite(n)}
+
+
+def whole_set(module: nn.Module, task: LoadedTask, data: Any, sums: Sums) -> tuple[Sums, dict[str, list[list[int]]]]:
+    """Return the metrics and the histograms of the task's own `evaluate(model, data)`, or none if it has none.
+
+    The function gets the test data as `data(client)` gave them, and the model in evaluation mode without gradients. A
+    number is a value of the whole set; it counts as much as the client's loss in `sums`. A pair is a sum and a count.
+    """
+    own = task.optional("evaluate")
+    if own is None:
+        return {}, {}
+    with _outputs(module):
+        said = own(module, data)
+    if not isinstance(said, Mapping):
+        raise _no_sums(given(said), WHOLE_SET)
+    histograms = {str(name): value.to_json() for name, value in said.items() if isinstance(value, Histogram)}
+    if len(histograms) > MAX_HISTOGRAMS:
+        raise _no_sums(f"{len(histograms)} histograms: more than {MAX_HISTOGRAMS}", WHOLE_SET)
+    examples = sums["loss"][1] if "loss" in sums else 1.0
+    pairs: dict[str, Any] = {}
+    for name, value in said.items():
+        if isinstance(value, Histogram):
+            pairs.update({f"{name}_auc": (0.0, 1.0), f"{name}_f1": (0.0, 1.0)})  # their names are checked as well
+        elif (number := as_number(value)) is not None:
+            pairs[str(name)] = (number * examples, examples)
+        else:
+            pairs[str(name)] = value
+    made = {f"{name}_{ending}" for name in histograms for ending in ("auc", "f1")}
+    found = {name: pair for name, pair in _checked({**sums, **pairs}, WHOLE_SET).items() if name in pairs}
+    return {n: pair for n, pair in found.items() if n not in made and all(map(math.isfinite, pair))}, histograms
 
 
 def names(module: nn.Module, task: LoadedTask, batch: Any) -> list[str]:
@@ -129,31 +161,31 @@ def accuracy(output: Any, batch: Any) -> Sums:
     return {"accuracy": (float((output.argmax(1) == targets).sum()), float(counted.sum()))}
 
 
-def _checked(metrics: Any) -> Sums:
-    """Return the result of `metrics`; raise `BadTask` if it is not a sum and a count by name."""
+def _checked(metrics: Any, by: str = BY_BATCH) -> Sums:
+    """Return the result of the function `by`; raise `BadTask` if it is not a sum and a count by name."""
     if not isinstance(metrics, Mapping):
-        raise _no_sums(given(metrics))
+        raise _no_sums(given(metrics), by)
     found = {}
     for name, value in metrics.items():
         pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, None)
         total, count = map(as_number, pair)
         if total is None or count is None:
-            raise _no_sums(f"{given(value)} as {str(name)[:MAX_METRIC_LETTERS]!r}")
+            raise _no_sums(f"{given(value)} as {str(name)[:MAX_METRIC_LETTERS]!r}", by)
         if count < 0:
-            raise _no_sums(f"a negative count as {str(name)[:MAX_METRIC_LETTERS]!r}")
+            raise _no_sums(f"a negative count as {str(name)[:MAX_METRIC_LETTERS]!r}", by)
         found[str(name)] = (total, count)
     impossible = [name for name in found if len(name) > MAX_METRIC_LETTERS or not name.isprintable()]
     if len(found) > MAX_METRICS or impossible:
         gave = f"the name {impossible[0][:80]!r}" if impossible else f"{len(found)} metrics"
         raise BadTask(
-            f"metrics(model, batch) gave {gave}",
+            f"{by} gave {gave}",
             why=f"an aggregator takes {MAX_METRICS} of at most {MAX_METRIC_LETTERS} printable letters",
             hint="return fewer, with shorter names",
         )
     right, count = found.get("accuracy", (0.0, 0.0))
     if right < 0 or right > count * (1 + ROUNDING):
         raise BadTask(
-            f"metrics(model, batch) gave an accuracy of {right:g} right of {count:g}",
+            f"{by} gave an accuracy of {right:g} right of {count:g}",
             why="accuracy is a sum and a count: how many were right, and of how many",
             hint='return {"accuracy": (correct, len(targets))}, or another name for another figure',
         )
@@ -170,9 +202,15 @@ def as_number(value: Any) -> float | None:
         return None
 
 
-def _no_sums(said: str) -> BadTask:
+def _no_sums(said: str, by: str) -> BadTask:
+    if by == WHOLE_SET:
+        return BadTask(
+            f"{by} gave {said}",
+            why=f"by name it gives a number of the whole set, a sum and a count, or one of {MAX_HISTOGRAMS} histograms",
+            hint='return {"sick": histogram(scores, labels)}, after from thinwire.client import histogram',
+        )
     return BadTask(
-        f"metrics(model, batch) gave {said}",
+        f"{by} gave {said}",
         why="it must give sums and counts by name: clients' figures are pooled as sum / count",
         hint='return {"accuracy": (correct, len(targets))}',
     )

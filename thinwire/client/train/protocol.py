@@ -127,6 +127,7 @@ class TrainResult:
     kept: Vector | None = None  # the floats of the personal tensors after training
     reported: Sums = field(default_factory=dict)
     state: Arrays | None = None
+    histograms: dict[str, list[list[int]]] = field(default_factory=dict)  # of scores, by name (scores.py)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON without its vectors and arrays."""
@@ -141,9 +142,13 @@ class TrainResult:
         )
         counters = {str(name): int(value) for name, value in raw["counters"].items()}
         loss = (float(raw["loss"][0]), float(raw["loss"][1]))
+        histograms = {
+            str(name): [[int(n) for n in counts] for counts in classes] for name, classes in raw["histograms"].items()
+        }
         return cls(
             sums, float(raw["load_s"]), float(raw["measure_s"]), float(raw["train_s"]), int(raw["examples"]),
             int(raw["steps"]), float(raw["a"]), loss, int(raw["planned"]), counters, reported=reported,
+            histograms=histograms,
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ NEEDED = {
     "data": "data(client) gives a Dataset, a DataLoader or Split(train, test)",
     "loss": "loss(model, batch) gives one number",
 }
-OPTIONAL = ("metrics", "optimizer", "train")
+OPTIONAL = ("metrics", "evaluate", "optimizer", "train")
 
 
 @dataclass(frozen=True)

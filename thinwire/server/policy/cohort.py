@@ -1,8 +1,9 @@
 """Selects the clients of a round, and gives the reason for every device that is not selected.
 
 `missing` decides whether a round can open. `choose` selects the clients of a round, and `who_could_answer` the idle
-devices that can still take part in an open one. Every random choice follows from the run's seed, but for `poisson`:
-the coins of a sampled private round are secret.
+devices that can still take part in an open one. `evaluators` selects those of a round that evaluate the model, if the
+plan lets only a share of them do so. Every random choice follows from the run's seed, but for `poisson`: the coins of a
+sampled private round are secret.
 """
 
 from __future__ import annotations
@@ -341,3 +342,34 @@ def expected_s(device: str, took: Mapping[str, Sequence[float]], deadline_s: flo
         return max(took[device])
     others = [max(seconds) for seconds in took.values() if seconds]
     return median(others) if others else UNKNOWN * deadline_s
+
+
+def evaluators_of(plan: RunPlan, clients: int) -> int:
+    """Return how many of so many clients the plan lets evaluate.
+
+    >>> plan = RunPlan.from_json({"run": {"task": "t", "fraction_evaluate": 0.1}, "local": {"lr": 1}})
+    >>> evaluators_of(plan, 30), evaluators_of(plan, 31), evaluators_of(plan, 0)
+    (3, 4, 0)
+    """
+    return math.ceil(round(plan.run.fraction_evaluate * clients, 9))  # 0.1 * 30 is 3.0000000000000004 in floats
+
+
+def evaluators(plan: RunPlan, number: int, selected: Collection[str]) -> frozenset[str]:
+    """Return the clients that evaluate, of those that round `number` selects when it opens.
+
+    Invariant: they depend on the seed, the round and the selected clients alone.
+    """
+    if plan.run.fraction_evaluate == 1:
+        return frozenset(selected)
+    order = sorted(selected, key=lambda device: _evaluation_draw(plan, number, device))
+    return frozenset(order[: evaluators_of(plan, len(order))])
+
+
+def evaluates(plan: RunPlan, number: int, device: str) -> bool:
+    """Return True if a client evaluates that round `number` selects after its opening."""
+    return plan.run.fraction_evaluate == 1 or _evaluation_draw(plan, number, device) < plan.run.fraction_evaluate
+
+
+def _evaluation_draw(plan: RunPlan, number: int, device: str) -> float:
+    """Return a number in [0, 1) of the seed, the round and the device."""
+    return seed63(derive(Key(plan.run.seed), "evaluate", number, device)) / 2**63

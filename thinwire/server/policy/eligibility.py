@@ -15,15 +15,15 @@ import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from thinwire.core.equipment import lacking
 from thinwire.core.errors import PlanError
 from thinwire.core.events import ClientFailed
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Hello, TaskReport
-from thinwire.core.formatting import counted, plain
+from thinwire.core.formatting import plain
 from thinwire.core.layout import Layout, differences
 from thinwire.core.personal_layers import shared_layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_schema import Requires, SecureSection
-from thinwire.core.types import GIB, Equipment
+from thinwire.core.plan_protection import SecureSection
 
 MAX_REASON = 500  # letters from a device's own report: every round's journal repeats the reason
 DIGITS = 16  # of a digest, in hex: enough to compare reports of one device
@@ -83,32 +83,6 @@ class ConnectedDevices:
     def seen(self) -> Sequence[str]:
         """Return the names of the devices that have been connected since this process began, sorted."""
         return sorted(self._last)
-
-
-SILENT = "it does not say"
-
-
-def lacking(requires: Requires, has: Equipment) -> str:
-    """Return what the plan requires and the device lacks; "" if the device meets all requirements.
-
-    The device lacks whatever it does not report.
-
-    >>> lacking(Requires(memory_gb=4, mains=True), Equipment(free_bytes=2 * 2**30))
-    'lacks 4 GiB of free memory (it has 2.0) and mains power (it does not say)'
-    """
-    lacks = []
-    if requires.cores > (has.cores or 0):
-        lacks.append(f"{counted(requires.cores, 'core')} ({SILENT if has.cores is None else f'it has {has.cores}'})")
-    if requires.memory_gb:
-        if has.free_bytes is None:
-            lacks.append(f"{requires.memory_gb:g} GiB of free memory ({SILENT})")
-        elif has.free_bytes < requires.memory_gb * GIB:
-            lacks.append(f"{requires.memory_gb:g} GiB of free memory (it has {has.free_bytes / GIB:.1f})")
-    if requires.mains and not has.mains:
-        lacks.append(f"mains power ({SILENT if has.mains is None else 'it runs on a battery'})")
-    if requires.unmetered and has.metered is not False:
-        lacks.append(f"an unmetered link ({SILENT if has.metered is None else 'its link is metered'})")
-    return f"lacks {' and '.join(lacks)}" if lacks else ""
 
 
 def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | None = None) -> str:

@@ -41,8 +41,6 @@ from thinwire.core.events import (
     ClientReconnected,
     ClientSelected,
     Event,
-    FirstModelAssigned,
-    FirstModelFailed,
     FullModelSent,
     RoundClosed,
     RoundOpened,
@@ -50,7 +48,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.run_events import RunExtended
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
 from thinwire.core.types import UpdateId, UpdateOutcome, assignment_round, first_of, is_follow_up
 
 KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply
@@ -78,6 +76,7 @@ class AssignmentRecord:
     batch: int = 0
     sent_bytes: int = 0  # of the model that were last sent with it
     reported: int = 0  # outcomes that its device had when it got the assignment
+    evaluates: bool = True
     status: Status = "open"
     update_id: str = ""
 
@@ -296,6 +295,7 @@ class AssignmentLedger:
                 return
             found = self._add(assigned, event.device, event.assignment_id, event.elapsed_s, event.deadline_s, event.at)
         found.sent_bytes, found.steps, found.batch = event.payload_bytes, event.steps, event.batch
+        found.evaluates = event.evaluates
         found.codec = event.codec or found.codec
 
     def _add(

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from thinwire.core.events import Event, FirstModelAssigned, FirstModelFailed, ModelStored
+from thinwire.core.events import Event, ModelStored
 from thinwire.core.formatting import Reason
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
 from thinwire.server.policy.cohort import in_drawn_order
 from thinwire.server.policy.eligibility import barred_s

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from thinwire.core.events import NO_STEP, Evaluated, Event, ModelStored, ReplicaStored, RoundClosed, UpdateAccepted
 from thinwire.core.run_events import RunExtended
+from thinwire.core.score_histogram import Histograms
 from thinwire.core.serialization import MAX_METRIC_LETTERS, MAX_METRICS
 from thinwire.core.types import Metrics
 
@@ -88,6 +89,7 @@ class Measured(NamedTuple):
     device: str
     examples: int
     metrics: Metrics
+    histograms: Histograms = {}  # of scores  # noqa: RUF012  # a tuple's field, never changed
 
 
 @dataclass
@@ -120,7 +122,7 @@ class EvaluationLog:
         self.examples[event.device] = max(examples, self.examples.get(event.device, 0))
         if version not in self.evaluated and any(name.startswith(MEASURED) for name in metrics):
             found = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
-            reply = Measured(event.update_id, event.device, examples, found)
+            reply = Measured(event.update_id, event.device, examples, found, event.header.get("histograms", {}))
             self.measured.setdefault(version, []).append(reply)
             self.measured = {known: some for known, some in self.measured.items() if known > newest - self.kept}
 

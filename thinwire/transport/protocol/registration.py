@@ -10,6 +10,7 @@ import json
 import math
 from typing import Any
 
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import (
     KEY_LETTERS,
@@ -24,7 +25,7 @@ from thinwire.core.fleet import (
 )
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import read_json
-from thinwire.core.types import DEVICE_NAME, Equipment
+from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.protocol.http import LATEST
 
 MAX_BYTES = 256 * 2**10  # of a `Hello`

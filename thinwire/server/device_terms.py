@@ -1,0 +1,149 @@
+"""Terms of a round for each of its devices: the codec, the work, the deadline, and whether the device evaluates.
+
+This gathers what is known of devices, from the journal and from earlier runs, and passes it to the pure decisions in
+`policy/`. `round_mode.py` opens a round with the result, and `round_runner.py` selects devices later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thinwire.aggregation.plan_codecs import codec_of, rungs
+from thinwire.core.formatting import Reason
+from thinwire.server.context import RunContext
+from thinwire.server.policy.assignment_terms import (
+    SHARE,
+    Deadline,
+    DeviceSpeed,
+    RungChoice,
+    auto_deadline,
+    choose_rung,
+    choose_work,
+    fixed,
+)
+from thinwire.server.policy.cohort import SelectionWeights, evaluates, weights
+from thinwire.store.device_profiles import update_bytes, work_key, workload
+
+Expected = Mapping[str, Sequence[float | None]]  # device -> p90 in seconds for each codec; None: unknown
+
+
+def codecs_of(running: RunContext) -> list[str]:
+    """Return the codecs of the next round, least compressed first: only one if the plan has no ladder.
+
+    A secure round has the lattice in place of a codec.
+    """
+    uplink, past = running.plan.uplink, running.past
+    if running.plan.secure.enabled:
+        return [running.codec]
+    return rungs(uplink) if uplink.ladder else [codec_of(uplink, past.steps_made + len(past.line.rounds))]
+
+
+def expected(running: RunContext, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
+    """Return for each device the seconds within which nine of ten replies arrive, for each of the codecs.
+
+    `sizes` maps each device to the bytes of the model that it is sent.
+    """
+    plan, work, came = running.plan, work_key(running.plan, running.layout), running.past.codecs.came
+    ups = [update_bytes(codec, running.layout, came) for codec in codecs]
+    found = dict[str, list[float | None]]()
+    for device, down in sizes.items():
+        known = running.known.device(device, work)
+        times = [known.seconds(workload(plan, number, down, up)) for up in ups]
+        found[device] = [time.p90 if time else None for time in times]
+    return found
+
+
+def weights_of(running: RunContext, number: int, candidates: Sequence[str]) -> SelectionWeights:
+    """Return the selection weights of the candidates.
+
+    The plan decides by what: the seconds of a local step, or of downloading the model and sending the smallest update.
+    """
+    plan, work, selection = running.plan, work_key(running.plan, running.layout), running.plan.cohort.selection
+    if selection == "uniform":
+        return SelectionWeights()
+    known = {device: running.known.device(device, work) for device in candidates}
+    if selection == "speed":
+        return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "step")
+    up = update_bytes(codecs_of(running)[-1], running.layout, running.past.codecs.came)
+    sent = {d: workload(plan, number, running.sending.parcel(d).size, up) for d in candidates}
+    return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "exchange")
+
+
+def deadline_of(running: RunContext, times: Expected, wanted: int, min_updates: int) -> Deadline:
+    """Return the plan's deadline, or the automatic one, with its reason.
+
+    The automatic one follows from the devices' links and speed with the smallest codec. It is multiplied by the number
+    of waves if `max_concurrency` splits the selected devices. `min_updates` is the number of updates that a step needs.
+    """
+    if (seconds := running.plan.cohort.deadline_s) != "auto":
+        return fixed(seconds)
+    found = auto_deadline({device: own[-1] for device, own in times.items()}, wanted, min_updates)
+    return running.mode.waves(found, len(times))
+
+
+def rungs_of(running: RunContext, times: Expected, codecs: Sequence[str], fits_s: float) -> dict[str, RungChoice]:
+    """Return each device's rung of the codec ladder, with the reason; empty if the plan has no ladder."""
+    if len(codecs) == 1:
+        return {}
+    standings = running.past.codecs.standings
+    return {device: choose_rung(codecs, own, fits_s, standings.get(device)) for device, own in times.items()}
+
+
+def own_terms(running: RunContext, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
+    """Return the fields of `ClientSelected` for a device that is selected `left_s` s before its round ends."""
+    return {
+        **own_work(running, device, left_s),
+        **own_codec(running, number, device, down_bytes, left_s),
+        "evaluates": evaluates(running.plan, number, device),
+    }
+
+
+def own_codec(running: RunContext, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
+    """Return the codec fields of `ClientSelected` for a device that is selected `left_s` s before the round ends.
+
+    They are empty without a ladder. With an automatic deadline the codec makes the round not much longer than the
+    smallest codec would.
+    """
+    codecs = codecs_of(running)
+    if len(codecs) == 1:
+        return {}
+    times = expected(running, number, {device: down_bytes}, codecs)
+    fits_s = SHARE * left_s
+    if running.plan.cohort.deadline_s == "auto":
+        fits_s = min(fits_s, deadline_of(running, times, wanted=1, min_updates=1).fits_s)
+    choice = rungs_of(running, times, codecs, fits_s)[device]
+    return {"codec": choice.standing.codec, "codec_reason": choice.reasons}
+
+
+def most_common(chosen: Mapping[str, RungChoice], codecs: Sequence[str]) -> str:
+    """Return the codec of most devices, and the less compressed one of two; without a ladder the only codec."""
+    selected = [choice.standing.codec for choice in chosen.values()]
+    return max(codecs, key=selected.count)
+
+
+def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, Any]:
+    """Return the work fields of `ClientSelected` for a device; empty if the plan sets the work and not its speed."""
+    local = running.plan.local
+    if local.steps != "auto":
+        return {}
+    pace = running.past.paces.of(device)
+    before = None if pace else _measured_before(running, device)
+    work = choose_work(local, pace or before, deadline_s)
+    reasons = [*work.reasons, *([Reason("earlier-runs", {})] if before else [])]
+    return {"steps": work.steps, "batch": work.batch, "work_reason": reasons}
+
+
+def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
+    """Estimate a device's speed from earlier runs, for use until it has replied in this run.
+
+    Return None if any part of it was never measured with this model and batch size.
+    """
+    plan, local = running.plan, running.plan.local
+    known = running.known.device(device, work_key(plan, running.layout))
+    up = update_bytes(running.codec, running.layout, running.past.codecs.came)
+    rest = known.seconds(workload(plan, 1, running.sending.parcel(device).size, up))  # no local step, but an evaluation
+    if known.step is None or known.epoch_steps is None or rest is None:
+        return None
+    examples = round(known.epoch_steps.p50 * local.batch * local.accumulate)
+    return DeviceSpeed(known.step.p90 / local.batch, rest.p90, examples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,9 @@ def test_ended_runs_are_listed_until_they_are_deleted(tmp_path: Path) -> None:
         RUN: (False, 2, "0"), "small-2": (True, 2, "0"),
     }  # fmt: skip
     assert rows["small-2"].size_bytes > rows[RUN].size_bytes > 1000
+    own = device.home / "personal" / f"{RUN}.safetensors"
+    shutil.copy(own, own.with_name(f"{RUN}.1.safetensors"))  # of another run that had this id
+    assert sorted(one.run for one in kept_runs(device.home)) == [RUN, "small-2"]
     delete_run(device.home, RUN)
     assert [one.run for one in kept_runs(device.home)] == ["small-2"]
     assert device.session().kept.opened(RUN, device.said.append)[1].sequence == 1, "no id is used twice"

@@ -275,13 +275,13 @@ class KeptRun:
 def kept_runs(folder: Path) -> list[KeptRun]:
     """Return the runs of which this device has more than the number of its updates, the one written last first."""
     names = {path.name for path in (folder / "runs").glob("*/")}
-    names |= {path.stem for path in (folder / FOLDER).rglob("*.safetensors")}
+    names |= {path.stem.partition(".")[0] for path in (folder / FOLDER).rglob("*.safetensors")}
     found = [one for name in names if (one := _kept_run(folder, name)) is not None]
     return sorted(found, key=lambda one: -one.at)
 
 
 def _kept_run(folder: Path, run: str) -> KeptRun | None:
-    files = [path for path in (_values_path(folder, run), _shared_path(folder, run)) if path.exists()]
+    files = [path for path in (*_files(folder, run), _shared_path(folder, run)) if path.exists()]
     state = [path for path in (folder / "runs" / run).glob("*") if path.is_file()]
     is_open = any(path.name != STATE for path in state)
     if not (files or is_open):
@@ -295,7 +295,7 @@ def _kept_run(folder: Path, run: str) -> KeptRun | None:
 
 
 def delete_run(folder: Path, run: str) -> None:
-    """Delete what this device has of a run, except for the number of its updates.
+    """Delete what this device has of a run, and of others that had its id, except for the number of its updates.
 
     The caller has made sure that no client has an open run in memory. If such a run goes on, the device reports that it
     gave up its state, and begins again.
@@ -303,12 +303,8 @@ def delete_run(folder: Path, run: str) -> None:
     if any(path.name != STATE for path in (folder / "runs" / run).glob("*")):
         place = RunFolder(run_path(folder, run))
         place.commit(replace(outbox.over(place.load()[0]), lost="given-up", references_from=NOT_KNOWN))
-    for path in (_values_path(folder, run), _shared_path(folder, run)):
+    for path in (*_files(folder, run), _shared_path(folder, run)):
         path.unlink(missing_ok=True)
-
-
-def _values_path(folder: Path, run: str) -> Path:
-    return folder / FOLDER / f"{run}.safetensors"
 
 
 def _shared_path(folder: Path, run: str) -> Path:

@@ -14,6 +14,7 @@ from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client.admission import AdmissionController
 from thinwire.client.execute import Begun, Trained
 from thinwire.client.handler import AssignmentHandler
+from thinwire.client.personal_files import kept_runs
 from thinwire.client.policy import Policy
 from thinwire.client.train.errors import BadTask, Cancelled
 from thinwire.client.train.framed_socket import BadFrame, FramedSocket
@@ -58,6 +59,23 @@ def test_a_training_finds_what_the_last_one_left_over_restarts(tmp_path: Path) -
     assert trained(device(tmp_path), 1, 2, 5) == [
         (1, {"times": 1, "rounds": [1]}), (2, {"times": 2, "rounds": [1, 2]}), (3, {"times": 3, "rounds": [1, 2, 5]}),
     ]  # fmt: skip
+
+
+def test_it_outlives_its_run_and_a_run_that_begins_with_its_model_takes_it_along(tmp_path: Path) -> None:
+    aggregator = device(tmp_path)
+    for number in (1, 2):
+        aggregator.answer(aggregator.session(), aggregator.assign(number, identity="own"))
+    ended = aggregator.assign(3, kind="stop", identity="own").assignment
+    aggregator.session().stop(ended, aggregator.said.append)
+    assert kept(aggregator.session()) == (2, {}), "it is in a file of its own"
+    (one,) = kept_runs(tmp_path / "device")
+    assert (one.run, one.is_open, one.personal) == (RUN, False, 0)
+    later = Aggregator(tmp_path, task_of(train=counting), plan_of(run=f'init = "run:{RUN}"'))
+    later.answer(session := later.session(), later.assign(1, run="small-2"))
+    _, state = session.kept.opened("small-2", lambda line: None)
+    assert (state.sequence, int(state.context["times"])) == (1, 3)
+    aggregator.answer(session := aggregator.session(), aggregator.assign(4, identity="own"))
+    assert kept(session) == (3, {"times": 3, "rounds": [1, 2, 4]}), "the run was extended"
 
 
 def test_a_repeated_a_withdrawn_and_a_failed_assignment_move_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
 from thinwire.client.payload import ControlVariate, encode
-from thinwire.client.personal import OWN_METRIC, arrays_of, starting_values, tensors_of
+from thinwire.client.personal import OWN_METRIC, arrays_of, starting_values, tensors_of, values_of_origin
 from thinwire.client.private_noise import noised, private_steps
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
@@ -265,7 +265,7 @@ def trained(
         private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
         kept=begin.vector, round=assignment.round, version=assignment.base_version,
         may_report=not job.plan.is_protected, max_state_bytes=job.max_state_bytes,
-        state=_state_of(state, job.max_state_bytes) if assignment.kind == "train" else {},
+        state=_state_of(job, state) if assignment.kind == "train" else {},
     )  # fmt: skip
     buffers = state.buffers if own else shared
     start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began
@@ -321,12 +321,18 @@ def trained(
     return Trained(header, state, change, done.buffers, following, frozenset(t.name for t in personal))
 
 
-def _state_of(state: ClientRunState, max_bytes: int) -> Arrays:
-    """Return the state of a task's own train(); `CannotReply` if the owner has lowered the limit below it."""
-    if sum(array.nbytes for array in state.context.values()) > max_bytes:
+def _state_of(job: AssignmentContext, state: ClientRunState) -> Arrays:
+    """Return the state of a task's own train(); `CannotReply` if the owner has lowered the limit below it.
+
+    A client that has trained nothing in this run begins with that of the run in `[run] init = "run:ID"`.
+    """
+    begins = not (state.context or state.sequence)
+    origin = values_of_origin(job.folder, job.plan.run.init) if begins else None
+    found = origin.context if origin else state.context
+    if sum(array.nbytes for array in found.values()) > job.max_state_bytes:
         why = "this run's context.state holds more than [policy] max_state_mb allows since"
         raise CannotReply("declined", f"max_state_mb: {why}")
-    return state.context
+    return found
 
 
 def trained_finite(

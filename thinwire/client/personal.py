@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thinwire.client.errors import CannotReply
-from thinwire.client.personal_files import values_of
+from thinwire.client.personal_files import PersonalValues, values_of
 from thinwire.core.errors import PlanError
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.personal_layers import kept_floats, personal_tensors, shared_layout
@@ -152,10 +152,10 @@ def starting_values(
     """
     if not kept_floats(tensors):
         return StartingValues()
-    found = (assignment.run, committed) if committed else _values_of_origin(folder, init)
-    if found is None:
+    origin = None if committed else values_of_origin(folder, init)
+    run, arrays = (origin.run, origin.arrays) if origin else (assignment.run, committed)
+    if not arrays:
         return StartingValues()
-    run, arrays = found
     if (vector := vector_of(arrays, tensors)) is None:
         say(f"{assignment.run}: the personal layers of {run} have other tensors or shapes; they begin again")
         return StartingValues(lost=RESHAPED)
@@ -164,9 +164,9 @@ def starting_values(
     return StartingValues(vector)
 
 
-def _values_of_origin(folder: Path | None, init: str) -> tuple[str, Arrays] | None:
-    """Return the run with whose model a run begins, and its values on this device; None for those of `model()`."""
+def values_of_origin(folder: Path | None, init: str) -> PersonalValues | None:
+    """Return the values on this device of the run with whose last model a run begins; None if there are none."""
     origin = named_model(init)
-    if folder is None or origin is None or origin[1] == FIRST or (found := values_of(folder, origin[0])) is None:
+    if folder is None or origin is None or origin[1] == FIRST:
         return None
-    return origin[0], found.arrays
+    return values_of(folder, origin[0])

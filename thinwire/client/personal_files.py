@@ -1,6 +1,7 @@
-"""Files of runs with personal layers on a device. They outlive a run until the device's owner deletes them.
+"""Files of runs with personal layers or a `context.state` on a device, until the device's owner deletes them.
 
-`personal/RUN.safetensors` has a run's personal values since the run ended here, or newer runs displaced it. Another run
+`personal/RUN.safetensors` has a run's personal values since the run ended here, or newer runs displaced it, and the
+arrays that the task's own train() kept in `context.state`. Another run
 of the same id, as of an aggregator that was installed again, has `RUN.1.safetensors`. `personal/shared/RUN.safetensors`
 has the shared part of the last model that the device received. Both together are the whole model (`whole_model`).
 
@@ -15,7 +16,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from thinwire.core.types import Assignment, Vector
 
 FOLDER = "personal"  # in the client's folder: a file for each run that has ended
+CONTEXT = "context/"  # before the names of arrays of `context.state`
 SHARED = "shared"  # in `FOLDER`: the shared part of each run's model
 MAX_RUNS = 64  # that have ended, of all tasks of a client
 MAX_MODELS = 8  # runs whose shared part stays: those whose model arrived last
@@ -59,8 +61,9 @@ WRONG = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeErr
 class PersonalValues:
     """The personal values of one run: arrays by the names of its personal tensors.
 
-    `buffers` are the local buffers of shared layers (`[local] buffers = "local"`), by name. `counters` are the integer
-    buffers of the whole model. `version` is that of the shared model with which they were trained, "" if not known.
+    `context` is the state of the task's own train(). `buffers` are the local buffers of shared layers, by name
+    (`[local] buffers = "local"`). `counters` are the integer buffers of the whole model. `version` is that of the
+    shared model with which they were trained, "" if not known.
     """
 
     run: str
@@ -69,6 +72,7 @@ class PersonalValues:
     counters: Mapping[str, int]
     identity: str = ""
     version: str = ""
+    context: Arrays = field(default_factory=dict)
 
 
 def put_aside(folder: Path, run: str, state: ClientRunState) -> None:
@@ -76,26 +80,28 @@ def put_aside(folder: Path, run: str, state: ClientRunState) -> None:
 
     At most `MAX_RUNS` files stay, the ones written last, so that an aggregator cannot fill the disk with ended runs.
     """
-    if not state.personal:
+    if not (state.personal or state.context):
         return
     shared = _about_shared(folder, run, state.identity)
     buffers = _named_buffers(shared, state)
+    context = {f"{CONTEXT}{name}": array for name, array in state.context.items()}
     metadata = {
         "run": run, "identity": state.identity, "counters": json.dumps(dict(state.counters)),
-        "buffers": json.dumps(sorted(buffers)), "version": shared.get("version", ""),
+        "buffers": json.dumps(sorted(buffers)), "context": json.dumps(sorted(context)),
+        "version": shared.get("version", ""),
     }  # fmt: skip
     private_folder(folder / FOLDER)
     own = [path for path in _files(folder, run) if _about(path).get("identity") == state.identity]
     free = (folder / FOLDER / f"{run}{f'.{n}' if n else ''}.safetensors" for n in itertools.count())
     path = own[0] if own else next(path for path in free if not path.exists())
-    write_atomically(path, save({**state.personal, **buffers}, metadata))
+    write_atomically(path, save({**state.personal, **buffers, **context}, metadata))
     _keep_latest(folder / FOLDER, MAX_RUNS)
 
 
-def put_back(folder: Path, run: str, identity: str) -> Arrays:
-    """Return the values that were put aside for this run; none if there are none, or if the disk has damaged them."""
+def put_back(folder: Path, run: str, identity: str) -> PersonalValues | None:
+    """Return the values that were put aside for this run; None if there are none, or if the disk has damaged them."""
     found = (_read(path) for path in _files(folder, run))
-    return next((one.arrays for one in found if one is not None and one.identity == identity), {})
+    return next((one for one in found if one is not None and one.identity == identity), None)
 
 
 def _files(folder: Path, run: str) -> list[Path]:
@@ -109,10 +115,12 @@ def _read(path: Path) -> PersonalValues | None:
     """Return the values of a file; None if it is damaged."""
     try:
         found, said = load_file(path), _about(path)
-        names = set(json.loads(said["buffers"]))
+        local, kept = set(json.loads(said["buffers"])), set(json.loads(said["context"]))
         counters = {str(name): int(value) for name, value in json.loads(said["counters"]).items()}
-        arrays, buffers = ({n: a for n, a in found.items() if (n in names) == local} for local in (False, True))
-        return PersonalValues(said["run"], arrays, buffers, counters, said["identity"], said["version"])
+        arrays = {name: array for name, array in found.items() if name not in local | kept}
+        context = {name.removeprefix(CONTEXT): found[name] for name in kept}
+        buffers = {name: found[name] for name in local}
+        return PersonalValues(said["run"], arrays, buffers, counters, said["identity"], said["version"], context)
     except WRONG:
         return None
 
@@ -130,11 +138,11 @@ def values_of(folder: Path, run: str) -> PersonalValues | None:
     for _ in range(READS - 1):  # a commit removes the files of the one before it
         if said:
             state, said = RunFolder(path).load()
-    if not state.personal:
+    if not (state.personal or state.context):
         return next((one for file in reversed(_files(folder, run)) if (one := _read(file)) is not None), None)
     shared = _about_shared(folder, run, state.identity)
     buffers, version = _named_buffers(shared, state), shared.get("version", "")
-    return PersonalValues(run, state.personal, buffers, state.counters, state.identity, version)
+    return PersonalValues(run, state.personal, buffers, state.counters, state.identity, version, state.context)
 
 
 class SharedModels:
@@ -216,7 +224,7 @@ class WholeModel:
 def whole_model(folder: Path, run: str) -> WholeModel:
     """Return the whole model of a run; `NotFound` says which part of it this device does not have."""
     values = values_of(folder, run)
-    if values is None:
+    if values is None or not values.arrays:
         why, hint = "its plan has none, or nothing was trained here", _at_aggregator(run)
         if (folder / "runs" / run / MARK).exists():
             why, hint = 'its client has them in memory ([local] durability = "exit")', "stop the client first"

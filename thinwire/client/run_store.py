@@ -108,7 +108,7 @@ class RunStore:
             state = replace(state, identity=identity)
             self._runs[run] = folder, state
         if identity and not (state.outbox or state.nbytes) and (own := put_back(self._folder, run, identity)):
-            self._runs[run] = folder, replace(state, personal=own)
+            self._runs[run] = folder, replace(state, personal=own.arrays, context=own.context)
         return self._runs[run]
 
     def keep(

@@ -129,6 +129,12 @@ def test_what_a_value_should_be_is_said(more: str, why: str, hint: str) -> None:
     assert (error.value.why, error.value.hint) == (why, hint)
 
 
+def test_a_file_in_the_place_of_a_task_s_name_is_refused_with_where_it_goes() -> None:
+    with pytest.raises(PlanError, match="task = 'task.py' is not valid") as error:
+        RunPlan.parse(TWO_LINES.replace("digits", "task.py"))
+    assert "--task NAME=FILE" in error.value.why
+
+
 def test_all_wrong_keys_are_named_at_once() -> None:
     with pytest.raises(PlanError) as error:
         RunPlan.parse('[run]\ntask="d"\nround=3\n[local]\nlr=1\nbatchsize=2')

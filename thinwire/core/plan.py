@@ -310,6 +310,8 @@ def _wanted(details: Mapping[str, Any]) -> str:
     """Return what the value should be, in pydantic's words, without what it was."""
     if details["type"] in TABLE:
         return f"{SHOULD}a table"
+    if details["type"] == "string_pattern_mismatch" and place_of(details) == ("run", "task"):
+        return "it is the name of a task, of letters, digits, - and _; --task NAME=FILE says where its code is"
     said = str(details["msg"]).replace("Input should be ", SHOULD).removeprefix("Value error, ")
     return said.partition(", got ")[0].partition(", unable ")[0]
 

@@ -137,7 +137,7 @@ def _kept(folder: Path, called: str, run_id: str, home: Path | None) -> KeptRun:
     raise NotFound(
         f"{called} keeps no run {run_id!r}" if not found else f"several runs begin with {run_id!r}",
         why=several or f"it keeps {len(there)} runs, and none has this id",
-        hint=again("client runs list", home),
+        hint=again(f"client runs list --name {called}", home),
     )
 
 

@@ -38,6 +38,7 @@ class Running:
         self.aggregator = Aggregator(folder / "assignments", self.task, plan_of())
         self.fleet = LocalFleet(FileSpool(folder / "spool"))
         self.stop, self.said, self.code = threading.Event(), list[str](), list[int]()
+        self.threads = list[threading.Thread]()
 
     def start(self, **options: Any) -> threading.Thread:
         (self.folder / "downloads").mkdir(exist_ok=True)
@@ -53,6 +54,7 @@ class Running:
 
         thread = threading.Thread(target=run)
         thread.start()
+        self.threads.append(thread)
         self.joined = polled(self.fleet, ClientConnected)
         return thread
 
@@ -65,6 +67,8 @@ def running(tmp_path: Path) -> Iterator[Running]:
     made = Running(tmp_path)
     yield made
     made.stop.set()
+    for thread in made.threads:
+        thread.join(60)  # its folder is removed after the test
 
 
 def test_a_service_keeps_the_whole_model_of_a_run_with_personal_layers(tmp_path: Path) -> None:

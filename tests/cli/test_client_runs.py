@@ -55,7 +55,7 @@ def test_the_whole_model_is_written_and_nothing_is_overwritten(client, tmp_path:
 def test_a_run_that_is_not_here_is_refused_with_the_command_that_lists_them(client, home: Path, thinwire) -> None:
     said = client("model", "digits-1", "--out", home / "m.safetensors")
     assert (said.code, "pi-01 keeps no run 'digits-1'" in said.err) == (9, True)
-    assert f"thinwire client runs list --home {home}" in said.err
+    assert f"thinwire client runs list --name pi-01 --home {home}" in said.err
     said = client("runs", "delete", "small-", "--yes")
     assert (said.code, "several runs begin with 'small-'" in said.err, f"{RUN}, small-2" in said.err) == (9, True, True)
     assert thinwire("client", "runs", "list", "--name", "nobody", "--home", home).code == 9

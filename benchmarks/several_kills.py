@@ -8,7 +8,7 @@ moment that nothing was told of, and is started again. When all runs are over, t
 | figure | meaning |
 |---|---|
 | `lost_updates` | updates that were accepted, and neither aggregated nor dropped for a stated reason |
-| `double_counts` | updates that were aggregated more than once, and device rounds with two aggregated updates |
+| `double_counts` | updates that were aggregated more than once, and second ones of a device assigned in one round |
 | `runs_done` | runs that made all their steps |
 """
 
@@ -92,15 +92,15 @@ def judged(events: Sequence[Event]) -> dict[str, int]:
     >>> judged([])
     {'lost_updates': 0, 'double_counts': 0}
     """
-    accepted = {one.update_id for one in events if isinstance(one, UpdateAccepted)}
+    accepted = {one.update_id: (one.assignment_round, one.device) for one in events if isinstance(one, UpdateAccepted)}
     aggregated = Counter(one.update_id for one in events if isinstance(one, UpdateAggregated))
     dropped = {one.update_id for one in events if isinstance(one, UpdateDropped)}
     closed = [one for one in events if isinstance(one, RoundClosed)]
     dropped |= {update_id for one in closed for update_id in one.dropped}
     twice = sum(count - 1 for count in aggregated.values())
-    devices = Counter((one.round, update_id.split("/")[1]) for one in closed for update_id in one.aggregated)
+    devices = Counter(accepted[update_id] for update_id in aggregated if update_id in accepted)
     twice += sum(count - 1 for count in devices.values())
-    return {"lost_updates": len(accepted - aggregated.keys() - dropped), "double_counts": twice}
+    return {"lost_updates": len(accepted.keys() - aggregated.keys() - dropped), "double_counts": twice}
 
 
 if __name__ == "__main__":

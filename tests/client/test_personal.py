@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 from torch import nn
 
+from tests.support.killed_writes import killed_at_each_write
 from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, plan_of, task_of
 from tests.support.trained_elsewhere import Elsewhere
 from thinwire.client.execute import Begun, Trained
@@ -21,14 +22,9 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.personal_layers import personal_tensors, shared_layout
-from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Failure
 
 FEDPER, FEDBN = '["3.*"]', '["1.*"]'
-
-
-class Killed(BaseException):
-    """What ends the process at a write."""
 
 
 def device(folder: Path, globs: str = FEDPER, more: str = "", **options: Any) -> Aggregator:
@@ -108,27 +104,7 @@ def test_no_outcome_moves_them_back(tmp_path: Path, outcome: str) -> None:
 def test_a_kill_at_any_write_leaves_the_values_of_one_of_two_commits_and_the_same_assignment_ends_alike(
     tmp_path: Path,
 ) -> None:
-    whole = device(tmp_path / "whole")
-    before, after = trained(whole, 1, 2)
-    assert before[1] != after[1]
-    died = 0
-    for last in range(12):
-        aggregator = device(tmp_path / str(last))
-        trained(aggregator, 1)
-        left = [last]
-
-        def write(path: Path, data: bytes, left: list[int] = left) -> None:
-            if not left[0]:
-                raise Killed
-            left[0] -= 1
-            write_atomically(path, data)
-
-        try:
-            aggregator.answer(aggregator.session(write=write), aggregator.assign(2))
-        except Killed:
-            died += 1
-        assert kept(aggregator.session()) in (before, after)
-        assert trained(aggregator, 2) == [after]
+    died = killed_at_each_write(tmp_path, device, trained, kept, writes=12)
     assert died >= 3, "the parts, the values and the state are written one after the other"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from tests.support.killed_writes import killed_at_each_write
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client.admission import AdmissionController
 from thinwire.client.execute import Begun, Trained
@@ -19,12 +20,7 @@ from thinwire.client.policy import Policy
 from thinwire.client.train.errors import BadTask, Cancelled
 from thinwire.client.train.framed_socket import BadFrame, FramedSocket
 from thinwire.client.train.state import DTYPES, allocated, are_equal, copied
-from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Failure
-
-
-class Killed(BaseException):
-    """What ends the process at a write."""
 
 
 def counting(model: nn.Module, data: Any, context: Any) -> int:
@@ -126,25 +122,7 @@ def test_no_outcome_moves_it_back(tmp_path: Path, outcome: str) -> None:
 def test_a_kill_at_any_write_leaves_the_state_of_one_of_two_commits_and_the_same_assignment_ends_alike(
     tmp_path: Path,
 ) -> None:
-    before, after = trained(device(tmp_path / "whole"), 1, 2)
-    died = 0
-    for last in range(8):
-        aggregator = device(tmp_path / str(last))
-        trained(aggregator, 1)
-        left = [last]
-
-        def write(path: Path, data: bytes, left: list[int] = left) -> None:
-            if not left[0]:
-                raise Killed
-            left[0] -= 1
-            write_atomically(path, data)
-
-        try:
-            aggregator.answer(aggregator.session(write=write), aggregator.assign(2))
-        except Killed:
-            died += 1
-        assert kept(aggregator.session()) in (before, after)
-        assert trained(aggregator, 2) == [after]
+    died = killed_at_each_write(tmp_path, device, trained, kept, writes=8)
     assert died >= 3, "the parts, the arrays and the state are written one after the other"
 
 

@@ -266,7 +266,7 @@ def _at_aggregator(run: str) -> str:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """What this device has of one run beside the number of its updates.
+    """Describes what this device has of one run beside the number of its updates.
 
     `personal` is the number of personal tensors with values, `version` that of the shared layers ("" without any), `at`
     the time of the last write in seconds since 1970. A run is open until the device knows of its end.

@@ -1,4 +1,4 @@
-"""What all adapters share: the task that they make, the steps of one round, and the import of a library."""
+"""This module holds what all adapters share: the task that they make, the steps of one round, a library's import."""
 
 from __future__ import annotations
 

@@ -68,8 +68,16 @@ async function reach(path, options) {
   }
 }
 
+let leaving = false;
+
+/** From now on a read without a session sends nobody to the login: logging out does. */
+export const leave = () => {
+  leaving = true;
+};
+
 async function answer(response) {
   if (response.status === 401) {
+    if (leaving) return new Promise(() => {});
     const here = root === "." ? /\/([a-z]+)$/.exec(location.pathname) : /\/([a-z]+\/[A-Za-z0-9_-]+)$/.exec(location.pathname);
     location.assign(`${root}/login${here ? `?next=${here[1]}` : ""}`);
     return new Promise(() => {});

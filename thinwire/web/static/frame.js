@@ -1,4 +1,5 @@
 // What stands around every page: name, the aggregator's state, the theme.
+import { leave } from "./api.js";
 import { Confirming } from "./confirm.js";
 import { home, html, link, role, user, useState } from "./dom.js";
 import { clock, when } from "./format.js";
@@ -60,7 +61,7 @@ export const Frame = ({ news, at, children }) => {
       <span class=${`beat ${tone}`} role="status"><i aria-hidden="true"></i>${word}</span>
       <${Theme} />
       <span class="me" title=${`logged in with the role ${role}`}>${user} <small>${role}</small></span>
-      <form method="post" action=${link("logout")}><button class="tool" aria-label=${`Log out ${user}`}>Log out</button></form>
+      <form method="post" action=${link("logout")} onSubmit=${leave}><button class="tool" aria-label=${`Log out ${user}`}>Log out</button></form>
     </header>
     <main>${children}</main>
     <${Confirming} />`;

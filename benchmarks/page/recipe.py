@@ -37,17 +37,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
-from thinwire.store import (
-    Store,
-    explaining,
-    journal,
-    projection,
-    round_explanation,
-    round_timing,
-    run_totals,
-    tables,
-    write_batch,
-)
+from thinwire.store import Store, explaining, journal, projection, round_explanation, round_timing, tables, write_batch
 
 LAYOUT: Final = Layout.of({"0.weight": (128, 64), "0.bias": (128,), "2.weight": (10, 128), "2.bias": (10,)})
 REPORT: Final = TaskReport("digits", "1", "9f" * 32, LAYOUT.digest, ("identity", "topk", "int8"))

@@ -18,8 +18,8 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.types import State, Vector
 from thinwire.server import command_queue
-from thinwire.server.extending import extend_run
-from thinwire.server.ordered_runs import start
+from thinwire.server.ended_runs import extend_run
+from thinwire.server.submit import start
 from thinwire.store import START_RUN, Store
 
 

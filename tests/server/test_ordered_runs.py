@@ -18,8 +18,8 @@ from thinwire.core.errors import PlanError, Refused, TaskError, ThinwireError
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
-from thinwire.server.ordered_runs import first_model, start
 from thinwire.server.run_end import close_undriven, end_abandoned
+from thinwire.server.submit import first_model, start
 from thinwire.store import START_RUN
 from thinwire.store.task_layouts import known_task
 

@@ -16,9 +16,8 @@ from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepte
 from thinwire.core.types import UpdateId
 from thinwire.server import round_runner
 from thinwire.server.aggregator import AggregationQueue
-from thinwire.server.command_queue import CommandQueue
+from thinwire.server.command_queue import CommandQueue, RecordingFleet
 from thinwire.server.context import RETURN_S
-from thinwire.server.recording_fleet import RecordingFleet
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow
 

@@ -17,7 +17,7 @@ from tests.support.several_runs import Site, steady
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import RoundClosed
 from thinwire.server import command_queue
-from thinwire.server.run_removal import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
+from thinwire.server.ended_runs import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
 from thinwire.store import Store, kept_runs
 from thinwire.store.database import Database
 

@@ -20,8 +20,8 @@ from thinwire.core.events import ClientSelected, Event, RoundClosed, RoundOpened
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
 from thinwire.reports.reason_text import sentence
+from thinwire.server.concurrency import at_work_before, place_s, slowest_s
 from thinwire.server.policy.cohort import LEAST, choose, draw, weights
-from thinwire.server.round import at_work_before, place_s, slowest_s
 from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted

@@ -21,8 +21,8 @@ from thinwire.core.errors import NotWritten, Refused
 from thinwire.core.events import Event, RoundClosed, RunStatusChanged
 from thinwire.core.statedir import AggregatorHome, Held, own, take_over
 from thinwire.server.context import RunContext
+from thinwire.server.ended_runs import delete_run
 from thinwire.server.run_end import end_abandoned
-from thinwire.server.run_removal import delete_run
 from thinwire.simulation import History
 from thinwire.simulation.client_folders import SharedFolder
 from thinwire.store import FileSpool, Store

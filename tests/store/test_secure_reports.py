@@ -9,8 +9,8 @@ from tests.support.secure_story import BYTES, DEVICES, SECURE, SecureStory, four
 from thinwire.privacy.graph import find_parameters
 from thinwire.reports.secure_rounds import not_evaluated, protection
 from thinwire.store import Store
+from thinwire.store.explaining import in_all
 from thinwire.store.round_timing import turns
-from thinwire.store.run_totals import in_all
 from thinwire.store.secure_phases import open_text, phases_of, waited_text
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.reasons import noted
 from thinwire.core.events import RoundBecameCurrent
 from thinwire.store import RoundRow, UpdateRow
+from thinwire.store.explaining import in_all
 from thinwire.store.round_explanation import why
 from thinwire.store.round_timing import STAGES, UNACCOUNTED, along, turns
-from thinwire.store.run_totals import in_all
 
 ROUND = RoundRow(
     run_id="ecg-1", round=12, opened_at=100.0, closed_at=141.0, reason="all", base_version=11, version=12,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.store.test_why import ASK, QUICK, ROUND
+from thinwire.store.explaining import in_all
 from thinwire.store.round_explanation import why
-from thinwire.store.run_totals import in_all
 
 FAILED = replace(
     ASK, outcome="failed", reason="offline: no request for 30 s", aggregated_round=None, failed_at=138.0,

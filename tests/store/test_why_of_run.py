@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.store.test_why import ASK, QUICK, ROUND
+from thinwire.store.explaining import in_all
 from thinwire.store.round_explanation import why
 from thinwire.store.round_timing import STAGES
-from thinwire.store.run_totals import in_all
 
 CHATTY = replace(ASK, download_s=0.1, evaluate_s=0.1, train_s=0.2, encode_s=0.0, pulled_at=100.1, began_at=130.0,
                  arrived_at=130.1, requests=40)  # fmt: skip

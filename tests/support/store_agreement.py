@@ -17,8 +17,8 @@ from tests.support.store_story import LAYOUT, PLAN
 from thinwire.core.events import Evaluated, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import TaskReport
 from thinwire.store import Store, UpdateRow
+from thinwire.store.explaining import RunTotals
 from thinwire.store.round_timing import turns
-from thinwire.store.run_totals import RunTotals
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
 

@@ -139,7 +139,7 @@ class StockRun:
     def make(self, nodes: int) -> None:
         """Run all rounds, and print one line for each."""
         from thinwire.server.aggregator import Model
-        from thinwire.server.reply_limits import limit_of
+        from thinwire.server.limits import limit_of
 
         versions, stored = self._first(self._nodes(nodes))
         layout = versions.layout

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.core.plan_values import Target
 from thinwire.reports.sweep_results import Made, Trial
-from thinwire.store.run_totals import totals_of
+from thinwire.store.explaining import totals_of
 
 if TYPE_CHECKING:
     from thinwire.store import RunRow, Store

@@ -3,7 +3,6 @@
 Read it in this order:
 
     round_events      events that a round receives, and actions that it returns
-    round_machine     what the state machines of all rounds share
     round             one synchronous round without I/O, with its concurrency slots
     policy/           selection, deadlines, codecs, local work: pure decisions with their reasons
     state/            the run's state, rebuilt from its journal by the live run and by a resume

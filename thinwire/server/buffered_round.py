@@ -32,6 +32,7 @@ from thinwire.server.context import RunContext
 from thinwire.server.evaluation import settled
 from thinwire.server.policy.assignment_terms import Deadline
 from thinwire.server.policy.cohort import Cohort, choose_for_buffer
+from thinwire.server.round import RoundMachine
 from thinwire.server.round_events import (
     Action,
     AggregationRejected,
@@ -43,7 +44,6 @@ from thinwire.server.round_events import (
     SlotLease,
     UpdateArrived,
 )
-from thinwire.server.round_machine import RoundMachine
 from thinwire.server.round_mode import RoundMode
 
 

@@ -33,7 +33,7 @@ from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics, ReplyHeader
 from thinwire.server.context import RunContext
 from thinwire.server.policy.cohort import evaluators_of
-from thinwire.server.policy.pooled_scores import pooled_scores
+from thinwire.server.policy.pooled_scores import PooledScores, pooled_scores
 from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_be_recorded
 
 
@@ -138,7 +138,8 @@ def _pooled(
     measured = list({reply.device: reply for reply in reversed(measuring)}.values())[::-1]  # each device's first
     scores, most = running.past.scores, running.plan.cohort.max_weight
     most = math.inf if most == "none" else most
-    whole = pooled_scores({reply.update_id: reply.histograms for reply in measured}, most)
+    told = {reply.update_id: reply.histograms for reply in measured if reply.histograms}
+    whole = pooled_scores(told, most) if told else PooledScores()
     said = [reply.metrics for reply in measured]
     ranges, most_said = spread(said, MEASURED), _most(said)
     measured = [_without(reply, whole.plain) for reply in measured]

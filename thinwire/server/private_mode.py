@@ -35,9 +35,9 @@ from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.privacy.tree_aggregation import length_of
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
+from thinwire.server.device_terms import assigned_codec
 from thinwire.server.model_store import HIDDEN
 from thinwire.server.privacy_budget import PrivacyBudget
-from thinwire.server.reply_checks import assigned_codec
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.tree_noise import TreeNoise, erase_keys

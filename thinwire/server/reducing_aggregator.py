@@ -30,13 +30,11 @@ from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator,
 from thinwire.server.policy.weight_caps import WeightCaps
 
 
-def new_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> RoundAggregator:
-    """Return an empty aggregator of the plan's kind, for so many updates; further arguments: `RoundAggregator`.
+def reducing_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> RoundAggregator:
+    """Return an empty aggregator for so many updates; further arguments: `RoundAggregator`.
 
-    The space of updates that are to be kept is taken at once; `ThinwireError` if the disk has too little of it.
+    The space of the updates is taken at once; `ThinwireError` if the disk has too little of it.
     """
-    if plan.server.reduce == "mean":
-        return RoundAggregator(plan, *more)
     made = ReducingAggregator(folder, plan, *more)
     made.rows.allocate(updates)
     return made

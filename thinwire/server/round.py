@@ -15,42 +15,210 @@ short:
               is open again when an update is rejected in time and another device can be selected
     closed    the reason is fixed
 
-Concurrency slots decide which selected devices count against `max_concurrency`. A device's slot is free again when the
-device replies or is lost. A frozen device does neither, so a slot also expires:
+With `max_concurrency`, concurrency slots decide which devices are at work at once (`concurrency.py`). Buffered and
+secure rounds have state machines of their own, and share `RoundMachine` with this one.
 
-- It expires after max(wave, 2 x slowest recent reply), never later than the deadline. A wave is the deadline divided by
-  the number of waves. Thus a slow device keeps its slot, but one that once slept for hours does not keep it for hours.
-- It expires after one wave when the remaining time is just enough for the updates that `min_updates` still needs, at a
-  wave each. Otherwise one frozen device would cost the round its step.
-- A device that is still busy with a closed round holds a slot of the current one. That slot expires at 2 x min(slowest
-  recent reply, time allowed) after the assignment. A device without history holds no slot.
+Invariant: a round ends with exactly one `RoundResult`, which holds one reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from thinwire.core.events import CloseReason
+from thinwire.core.events import NO_STEP, CloseReason
 from thinwire.core.formatting import Reason, Reasons
 from thinwire.core.types import UpdateId
+from thinwire.server.concurrency import ConcurrencySlots
 from thinwire.server.policy.assignment_terms import listed
 from thinwire.server.round_events import (
     Action,
+    AggregateUpdate,
+    AggregationDone,
+    AggregationRejected,
+    AssignmentFailed,
     DeferUpdate,
+    DeviceConnected,
+    DeviceDisconnected,
+    DropUpdate,
     Input,
     MarkLost,
+    Reinstate,
     Replacement,
+    ReplacementSelected,
     ReplacementSource,
     RoundConfig,
+    RoundResult,
     SelectReplacement,
-    SlotLease,
+    Stop,
+    Told,
     UpdateArrived,
+    nobody,
 )
-from thinwire.server.round_machine import RoundMachine
-from thinwire.server.state.run_state import RunState
+
+
+@dataclass
+class RoundMachine:
+    """Holds what all rounds share: the selected devices, and the outcomes of their updates.
+
+    `replay` takes the events from before a restart, and comes first. No event may follow `RoundResult`.
+    """
+
+    terms: RoundConfig
+    assignments: dict[str, str] = field(default_factory=dict)  # device -> assignment_id, in the order of selection
+    folding: set[UpdateId] = field(default_factory=set)
+    aggregated: list[UpdateId] = field(default_factory=list)
+    dropped: list[UpdateId] = field(default_factory=list)
+    answered: dict[str, UpdateId] = field(default_factory=dict)  # assignment_id -> the update that answered it
+    lost: dict[str, str] = field(default_factory=dict)  # device -> kind
+    in_time: set[UpdateId] = field(default_factory=set)  # of a synchronous round: updates for its own assignments
+    shut: CloseReason | None = None
+    closed: RoundResult | None = None
+
+    def __post_init__(self) -> None:
+        for device, assignment_id in self.terms.assignments.items():
+            self._begin(device, assignment_id, self.terms.opened_s)
+
+    @property
+    def deadline_at(self) -> float:
+        """Return the time of the next deadline, in seconds on the run's clock."""
+        raise NotImplementedError
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """Return the devices whose reply may still be in time."""
+        raise NotImplementedError
+
+    def on(self, event: Input, now: float, replacements: ReplacementSource = nobody) -> list[Action]:
+        """Apply one event and return the actions that follow; `now` is in seconds on the run's clock.
+
+        `replacements` is called only when another device may be selected. Raise `RuntimeError` if the round is closed.
+        """
+        if self.closed:
+            raise RuntimeError(f"round {self.terms.number} is closed: {event}")
+        self._pass_time(now)
+        actions = [*self._take(event, now), *self._decide(event, now, replacements)]
+        return [*actions, self._close()] if self.shut and not self.folding else actions
+
+    def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
+        """Select devices, and decide whether the round accepts no more, after an event was applied."""
+        raise NotImplementedError
+
+    def replay(self, told: Told) -> None:
+        """Apply the events from before a restart, without returning actions.
+
+        The journal holds all that follows from these events, except the round's close, which is decided here.
+        """
+        now = -math.inf
+        for event, now in told:
+            self._pass_time(now)
+            self._take(event, now)
+        if now > -math.inf:
+            self.shut = self._shutting(now)
+        if self.shut and not self.folding:
+            self._close()
+
+    def _take(self, event: Input, now: float) -> list[Action]:
+        """Apply one event to the state, and return the actions that follow from it alone."""
+        match event:
+            case ReplacementSelected(device, assignment_id, instead_of):
+                self._replace(device, assignment_id, instead_of, now)
+            case UpdateArrived():
+                return self._on_reply(event, now)
+            case AggregationDone(update_id):
+                self.folding.discard(update_id)
+                self._count(update_id)
+            case AggregationRejected(update_id, reason):
+                self.folding.discard(update_id)
+                self._reject(update_id, now)
+                return self._drop(update_id, reason)
+            case AssignmentFailed(device, assignment_id, kind, text):
+                return self._lose(device, assignment_id, kind, text)
+            case DeviceDisconnected(device, why):
+                return self._leave(device, why)
+            case DeviceConnected(device):
+                if self.lost.get(device) == "offline" and not self.shut:
+                    del self.lost[device]  # it is online again in time
+                    self._begin(device, self.assignments[device], now)
+                    return [Reinstate(device, self.assignments[device])]
+            case Stop():
+                self._stop()
+        return []  # a Tick needs nothing more: `on` reads the clock after each event
+
+    def _pass_time(self, now: float) -> None:
+        """Note what follows from the time alone."""
+
+    def _replace(self, device: str, assignment_id: str, instead_of: str, now: float) -> None:
+        """Note that a device was selected during the round."""
+        self._begin(device, assignment_id, now)
+
+    def _count(self, update_id: UpdateId) -> None:
+        """Note that an update was aggregated."""
+        self.aggregated.append(update_id)
+
+    def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
+        """Note that an update does not count."""
+        self.dropped.append(update_id)
+        return [DropUpdate(update_id, reason)]
+
+    def _staleness(self, header: UpdateArrived) -> int:
+        """Return by how many versions the update is behind the round."""
+        return max(0, self.terms.base_version - header.base_version)
+
+    def _fold(self, header: UpdateArrived, late: bool) -> AggregateUpdate:
+        """Accept an update, which counts less the more versions it is behind."""
+        staleness = self._staleness(header)
+        self.folding.add(header.update_id)
+        return AggregateUpdate(header.update_id, staleness, (1.0 + staleness) ** -self.terms.staleness_exponent, late)
+
+    def _begin(self, device: str, assignment_id: str, now: float) -> None:
+        """Note that the device works on this assignment from `now` on."""
+        raise NotImplementedError
+
+    def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
+        """Accept, defer or drop the update of a reply."""
+        raise NotImplementedError
+
+    def _reject(self, update_id: UpdateId, now: float) -> None:
+        """Note that an accepted update could not be aggregated, so that the round may have room again."""
+        raise NotImplementedError
+
+    def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
+        """Note that a device will not reply to this assignment."""
+        raise NotImplementedError
+
+    def _leave(self, device: str, why: str) -> list[Action]:
+        """Note that a device disconnected."""
+        raise NotImplementedError
+
+    def _stop(self) -> None:
+        """Accept no more, because a person stops the run."""
+        raise NotImplementedError
+
+    def _shutting(self, now: float) -> CloseReason | None:
+        """Return the reason for which the round accepts no more replies, or None while it stays open."""
+        raise NotImplementedError
+
+    @property
+    def _silent(self) -> tuple[str, ...]:
+        """Return the devices that the result names as outstanding."""
+        return self.outstanding
+
+    def _close(self) -> RoundResult:
+        """Fix the result of the round.
+
+        A round with fewer than `min_updates` updates closes as `too-few`. After `too-few` or `stopped` the round makes
+        no step: all updates are dropped, so their devices get them back.
+        """
+        assert self.shut is not None
+        reason, aggregated, dropped = self.shut, tuple(self.aggregated), tuple(self.dropped)
+        if reason not in NO_STEP and len(aggregated) < self.terms.min_updates:
+            reason = "too-few"
+        if reason in NO_STEP:
+            aggregated, dropped = (), (*dropped, *aggregated)
+        self.closed = RoundResult(reason, aggregated, dropped, self._silent)
+        return self.closed
 
 
 @dataclass
@@ -74,7 +242,7 @@ class Round(RoundMachine):
     waited_for: set[str] = field(default_factory=set)  # selected devices, neither replied nor lost
 
     def __post_init__(self) -> None:
-        self.places = ConcurrencySlots(self.terms)
+        self.places = ConcurrencySlots(self.terms) if self.terms.max_concurrency else None
         super().__post_init__()
 
     @property
@@ -118,7 +286,8 @@ class Round(RoundMachine):
             self.shut = None  # there is time to select another device
 
     def _leave(self, device: str, why: str) -> list[Action]:
-        self.places.free(device)
+        if self.places is not None:
+            self.places.free(device)
         return self._lose(device, self.assignments.get(device, ""), "offline", why)
 
     def _stop(self) -> None:
@@ -126,7 +295,8 @@ class Round(RoundMachine):
 
     def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
         terms = self.terms
-        self.places.free(header.device, header.assignment_id)
+        if self.places is not None:
+            self.places.free(header.device, header.assignment_id)
         if not header.again and (self.shut or now >= self.deadline_at):
             return [DeferUpdate(header.update_id)]
         if header.assignment_id in self.answered:
@@ -145,7 +315,8 @@ class Round(RoundMachine):
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         """Note that a device will not reply to this assignment, unless it replied or was lost before."""
-        self.places.free(device, assignment_id)
+        if self.places is not None:
+            self.places.free(device, assignment_id)
         if self.assignments.get(device) != assignment_id or assignment_id in self.answered or device in self.lost:
             return []
         self.lost[device] = kind
@@ -155,16 +326,17 @@ class Round(RoundMachine):
     def _begin(self, device: str, assignment_id: str, now: float) -> None:
         self.assignments[device] = assignment_id
         self.waited_for.add(device)
-        self.places.take(device, assignment_id, now)
+        if self.places is not None:
+            self.places.take(device, assignment_id, now)
 
-    def _places(self, now: float) -> tuple[int, list[Reason]]:
+    def _free(self, places: ConcurrencySlots, now: float) -> tuple[int, list[Reason]]:
         """Return the number of free slots, and the reasons about slots for a selection.
 
         One slot counts as free if none is, but no device works on this round.
         """
         lacking = self.terms.min_updates - self.good
-        held = self.places.held(now, lacking)
-        silent = self.places.silent(self.assignments, held)
+        held = places.held(now, lacking)
+        silent = places.silent(self.assignments, held)
         reasons = [Reason("silent", {"count": len(silent), "devices": listed(silent)})] if silent else []
         free = self.terms.max_concurrency - len(held)
         if free > 0 or any(self.assignments.get(device) == work.assignment_id for device, work in held.items()):
@@ -176,8 +348,8 @@ class Round(RoundMachine):
         reply in time.
         """
         left_s, short, slots = self.deadline_at - now, self.terms.target_updates - self.possible, list[Reason]()
-        if short > 0 and self.terms.max_concurrency:
-            free, slots = self._places(now)
+        if short > 0 and self.places is not None:
+            free, slots = self._free(self.places, now)
             short = min(short, free)
         if short <= 0 or left_s <= 0:
             return []
@@ -211,90 +383,3 @@ class Round(RoundMachine):
         if now >= self.deadline_at:
             return "deadline"
         return None
-
-
-PATIENCE = 2.0  # factor on a device's slowest recent reply, and on the time that its assignment allowed
-
-
-def share_s(deadline_s: float, target: int, most: int) -> float:
-    """Return the seconds of one wave, in a round that needs `target` replies, `most` of them at once.
-
-    >>> share_s(100.0, target=7, most=2)
-    25.0
-    """
-    return deadline_s / max(1, math.ceil(target / most))
-
-
-def place_s(deadline_s: float, share_s: float, slowest_s: float) -> float:
-    """Return the seconds after which a slot expires, for a device whose slowest recent reply took `slowest_s`.
-
-    >>> [place_s(100.0, share_s=25.0, slowest_s=seconds) for seconds in (0.0, 20.0, 28_800.0)]
-    [25.0, 40.0, 100.0]
-    """
-    return min(deadline_s, max(share_s, PATIENCE * slowest_s))
-
-
-@dataclass
-class ConcurrencySlots:
-    """The concurrency slots of one round; no device holds one if the plan sets no `max_concurrency`."""
-
-    terms: RoundConfig
-    _working: dict[str, SlotLease] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._working |= self.terms.earlier
-
-    @property
-    def _share_s(self) -> float:
-        """Return the seconds of one wave of this round."""
-        return share_s(self.terms.deadline_s, self.terms.target_updates, self.terms.max_concurrency)
-
-    def take(self, device: str, assignment_id: str, now: float) -> None:
-        """Give the device a slot for this assignment from `now` on."""
-        if self.terms.max_concurrency:
-            until_s = now + place_s(self.terms.deadline_s, self._share_s, self.terms.slowest_s(device))
-            self._working[device] = SlotLease(assignment_id, until_s, now + self._share_s)
-
-    def free(self, device: str, assignment_id: str = "") -> None:
-        """Free the device's slot if it works on this assignment; on any assignment if `assignment_id` is ""."""
-        if device in self._working and assignment_id in ("", self._working[device].assignment_id):
-            del self._working[device]
-
-    def silent(self, assignments: Mapping[str, str], held: Container[str]) -> list[str]:
-        """Return the devices that work on one of these assignments without a slot among `held`."""
-        working = self._working.items()
-        return [
-            device for device, work in working if device not in held and assignments.get(device) == work.assignment_id
-        ]
-
-    def held(self, now: float, lacking: int) -> dict[str, SlotLease]:
-        """Return device -> assignment for each slot that has not expired at `now`.
-
-        `lacking` is the number of updates that the round still needs for a step. Assignments younger than one wave may
-        still bring some of these. If the remaining time is just enough for the others, slots expire after one wave.
-        """
-        left_s = self.terms.opened_s + self.terms.deadline_s - now
-        lacking -= sum(now < work.yields_s < math.inf for work in self._working.values())
-        scarce = lacking > 0 and left_s <= self._share_s * math.ceil(lacking / self.terms.max_concurrency)
-        return {
-            device: work
-            for device, work in self._working.items()
-            if now < (min(work.until_s, work.yields_s) if scarce else work.until_s)
-        }
-
-
-def slowest_s(past: RunState, device: str) -> float:
-    """Return the seconds of the slowest of a device's recent replies; 0 if it has none."""
-    return max(past.took.get(device, ()), default=0.0)
-
-
-def at_work_before(past: RunState, number: int) -> Mapping[str, SlotLease]:
-    """Return the devices that are busy with an earlier round, and when the slot of each expires."""
-    return {
-        assigned.device: SlotLease(
-            assigned.assignment_id,
-            assigned.assigned_s + PATIENCE * min(slowest_s(past, assigned.device), assigned.deadline_s),
-        )
-        for assigned in past.ledger.oldest()
-        if assigned.round != number
-    }

@@ -1,8 +1,8 @@
 """A round receives events, returns actions, and opens with terms; this module defines all three.
 
-The state machines (`round_machine.py` and its subclasses) share these types. An event
-says what happened, such as a reply that arrived. An action says what the driver (`round_runner.py`) has to do next.
-Times are seconds on the run's clock, which stops while the aggregator is down.
+The state machines (`RoundMachine` in `round.py` and its subclasses) share these types. An event says what happened,
+such as a reply that arrived. An action says what the driver (`round_runner.py`) has to do next. Times are seconds on
+the run's clock, which stops while the aggregator is down.
 """
 
 from __future__ import annotations

@@ -21,8 +21,11 @@ from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, SecureWork, assignment_id_of
 from thinwire.server.aggregator import RoundAggregator
+from thinwire.server.concurrency import at_work_before, slowest_s
 from thinwire.server.context import RunContext
 from thinwire.server.device_terms import (
+    assigned_codec,
+    assigned_steps,
     codecs_of,
     deadline_of,
     expected,
@@ -35,11 +38,9 @@ from thinwire.server.evaluation import evaluation
 from thinwire.server.policy.assignment_terms import Deadline, in_groups
 from thinwire.server.policy.cohort import Cohort, choose, evaluators, updates_needed
 from thinwire.server.policy.weight_caps import WeightCaps, largest_norm
-from thinwire.server.reducing_aggregator import new_aggregator
-from thinwire.server.reply_checks import assigned_codec, assigned_steps
-from thinwire.server.round import Round, at_work_before, slowest_s
+from thinwire.server.reducing_aggregator import reducing_aggregator
+from thinwire.server.round import Round, RoundMachine
 from thinwire.server.round_events import RoundConfig
-from thinwire.server.round_machine import RoundMachine
 
 
 class RoundMode:
@@ -110,7 +111,8 @@ class RoundMode:
     def machine(self, opened: RoundOpened, running: RunContext) -> RoundMachine:
         """Build the state machine of a round, which may have opened before a restart."""
         past, terms = running.past, self.terms(opened)
-        since_s, earlier = max(terms.opened_s, past.line.current_since_s), at_work_before(past, opened.round)
+        since_s = max(terms.opened_s, past.line.current_since_s)
+        earlier = at_work_before(past, opened.round) if terms.max_concurrency else {}
         return Round(replace(terms, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
 
     def terms(self, opened: RoundOpened) -> RoundConfig:
@@ -170,11 +172,14 @@ class RoundMode:
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty sum for the updates of a round, with these caps on weights."""
-        return new_aggregator(
-            running.home.spool, opened.target_updates, self.plan, running.layout, opened.codec, running.past.weights,
-            partial(assigned_codec, running), running.model.counters, partial(assigned_steps, running),
+        own = (
+            self.plan, running.layout, opened.codec, running.past.weights, partial(assigned_codec, running),
+            running.model.counters, partial(assigned_steps, running),
             caps or WeightCaps(norm=largest_norm(self.plan, running.past.norms)), self.counts_alike,
         )  # fmt: skip
+        if self.plan.server.reduce == "mean":
+            return RoundAggregator(*own)
+        return reducing_aggregator(running.home.spool, opened.target_updates, *own)
 
     def evaluate(
         self, running: RunContext, opened: RoundOpened, in_time: Sequence[ReplyHeader], now: float

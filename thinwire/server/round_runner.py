@@ -33,10 +33,9 @@ from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assi
 from thinwire.server import round_events
 from thinwire.server.aggregator import AggregationQueue, Frames
 from thinwire.server.context import POLL_S, RunContext
-from thinwire.server.device_terms import own_terms
+from thinwire.server.device_terms import invalid_reply, own_terms
 from thinwire.server.policy.cohort import in_time, who_could_answer
 from thinwire.server.policy.eligibility import AbleDevices
-from thinwire.server.reply_checks import invalid_reply
 from thinwire.server.round_events import AggregateUpdate, Replacement, nobody
 from thinwire.store import MeasureRow
 

@@ -19,6 +19,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Failure, ReplyHeader, evaluation_id_of
 from thinwire.server.buffered_round import BufferedMode
 from thinwire.server.context import POLL_S, RunContext, StopOrder, reconnect_text
+from thinwire.server.device_terms import invalid_reply
 from thinwire.server.evaluation import require_metrics
 from thinwire.server.holdout import Holdout, HoldoutWatch, due_versions
 from thinwire.server.initial_model import take_first_model
@@ -28,11 +29,10 @@ from thinwire.server.policy.cohort import way_out
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.private_mode import CentralMode, DeviceMode, DistributedMode
 from thinwire.server.recovery import rebuild_round
-from thinwire.server.reply_checks import invalid_reply
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
-from thinwire.server.run_end import close, dismiss, end, lost_patience
+from thinwire.server.run_end import close, dismiss, end
 from thinwire.server.sampled_mode import SampledMode
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.secure_round_runner import SecureRoundRunner
@@ -76,8 +76,9 @@ def drive(
     """
     clock, presence = clock or RealClock(), presence or ConnectedDevices()
     running = RunContext(run_id, store, fleet, home, clock, presence, stop, on_event, mode_of, leases)
-    watch = HoldoutWatch(running, holdout)
-    running.on_poll = watch.record
+    watch = HoldoutWatch(running, holdout) if running.plan.run.evaluate == "holdout" else None
+    if watch is not None:
+        running.on_poll = watch.record
     try:
         try:
             _rounds(running, paused, watch)
@@ -97,7 +98,7 @@ def drive(
     return store.run(run_id)
 
 
-def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch) -> None:
+def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch | None) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, past = running.plan, running.past
     if past.bases.model is None and not ((past.first.open or _gather(running, paused)) and take_first_model(running)):
@@ -105,10 +106,10 @@ def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch
     running.assign(running.mode.sent_again(running))
     if past.line.current and past.line.accepts_replies:
         running.record_resumed(past.line.current.round)
-        _one(running, rebuild_round(_runner(running, past.line.current)))
+        _one(running, rebuild_round(_runner(running, past.line.current)), watch)
     _await_holdout(running, watch)
-    while past.steps_made < plan.run.rounds and past.scores.reached is None and not lost_patience(running):
-        if running.stop_ordered():
+    while past.steps_made < plan.run.rounds and past.scores.reached is None:
+        if past.scores.lost_patience(plan.run.patience) or running.stop_ordered():
             return
         if past.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
@@ -124,12 +125,14 @@ def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch
             continue
         current = past.line.current or opened
         one = _runner(running, current)
-        _one(running, rebuild_round(one) if past.line.now.since else one)
+        _one(running, rebuild_round(one) if past.line.now.since else one, watch)
         _await_holdout(running, watch)
 
 
-def _await_holdout(running: RunContext, watch: HoldoutWatch, over: bool = False) -> None:
+def _await_holdout(running: RunContext, watch: HoldoutWatch | None, over: bool = False) -> None:
     """Wait for the holdout evaluation of the newest version that is due, if the plan wants that."""
+    if watch is None:
+        return
     watch.record()
     began, wait_s = running.elapsed, running.plan.run.evaluate_wait_s
     while (version := watch.waits_for(over)) is not None and not running.stop_ordered():
@@ -145,7 +148,7 @@ def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner:
     return (SecureRoundRunner if running.plan.secure.enabled else RoundRunner)(running, opened)
 
 
-def _one(running: RunContext, one: RoundRunner) -> None:
+def _one(running: RunContext, one: RoundRunner, watch: HoldoutWatch | None) -> None:
     """Drive one round to its close, then delete the model versions that nothing needs any more."""
     running.in_round = True
     try:
@@ -162,7 +165,7 @@ def _one(running: RunContext, one: RoundRunner) -> None:
         *(assigned.base_version for device in past.ledger.busy for assigned in past.ledger.outstanding(device)),
     }
     best = past.scores.best.version if past.scores.best else 0
-    needed = {0, newest, newest - 1, best, met or 0, *past.scores.measured, *due_versions(running)}
+    needed = {0, newest, newest - 1, best, met or 0, *past.scores.measured, *(due_versions(running) if watch else ())}
     keep = None if "all" in running.plan.run.keep else needed
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 

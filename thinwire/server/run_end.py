@@ -49,19 +49,13 @@ def end(running: RunContext) -> None:
         said += f", {target.metric} {how} {target.value:g}" + ("" if version is None else f" with version {version}")
         if past.scores.evaluated and not past.scores.by_enough:
             said += "; too few devices measured it in every round: fewer than half, and fewer than three"
-    if lost_patience(running) and past.steps_made < plan.run.rounds:
+    if past.scores.lost_patience(plan.run.patience) and past.steps_made < plan.run.rounds:
         best = past.scores.best
         found = f", version {best.version} stays the best" if best else ""
         said += (
             f" of {plan.run.rounds}, because {plan.run.patience} evaluations brought no better {plan.run.metric}{found}"
         )
     close(running, "done", said)
-
-
-def lost_patience(running: RunContext) -> bool:
-    """Return True if as many models as `[run] patience` says were evaluated after the best one."""
-    patience = running.plan.run.patience
-    return patience is not None and running.past.scores.since_best >= patience
 
 
 def close(running: RunContext, status: RunStatus, text: str, exit_code: int = 0) -> None:

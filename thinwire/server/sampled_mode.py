@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from thinwire.core.events import CloseReason, Event, RoundOpened
     from thinwire.core.plan import RunPlan
     from thinwire.server.context import RunContext
+    from thinwire.server.round import RoundMachine
     from thinwire.server.round_events import RoundConfig
-    from thinwire.server.round_machine import RoundMachine
 
 
 class SampledMode(CentralMode):

@@ -29,6 +29,7 @@ from thinwire.privacy.contexts import context_of_assignment, identity_of, model_
 from thinwire.privacy.messages import BadMessage
 from thinwire.privacy.pinned_roster import read_roster
 from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
+from thinwire.server.round import RoundMachine
 from thinwire.server.round_events import (
     Action,
     AggregateUpdate,
@@ -49,7 +50,6 @@ from thinwire.server.round_events import (
     RoundResult,
     UpdateArrived,
 )
-from thinwire.server.round_machine import RoundMachine
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.secure_sum import FIRST_CLIP, SecureAggregator
 

@@ -24,18 +24,16 @@ from thinwire.core.owner_file import MAX_RUNS
 from thinwire.core.registry import blamed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server import command_queue
-from thinwire.server.admission import Admission, queued
-from thinwire.server.command_queue import CommandQueue, OrderedHoldout
+from thinwire.server.command_queue import CommandQueue, OnEvent, OrderedHoldout, RecordingFleet, unreported
 from thinwire.server.context import POLL_S, StopOrder
-from thinwire.server.dispatcher import Dispatcher
-from thinwire.server.full_disk import FullDisk
+from thinwire.server.dispatcher import Dispatcher, FullDisk
+from thinwire.server.ended_runs import Retention
 from thinwire.server.leases import DeviceLeases
-from thinwire.server.ordered_runs import RunStarter, require_allowed
+from thinwire.server.limits import Admission, queued
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.recording_fleet import OnEvent, RecordingFleet, unreported
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, notify
-from thinwire.server.run_removal import Retention
+from thinwire.server.submit import RunStarter, require_allowed
 from thinwire.store import START_RUN, Store
 
 

@@ -22,9 +22,9 @@ from thinwire.reports.alerting import divergence
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.store import START_RUN, PointRow, RoundRow, RunRow, Store, UpdateRow
+from thinwire.store.explaining import explain_run, totals_of
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.round_timing import clock_was_set, down_s, stretches, turns
-from thinwire.store.run_totals import explain_run, totals_of
 from thinwire.store.secure_phases import open_text, phases_of
 from thinwire.web import round_schemas, schemas
 from thinwire.web.client_queries import Clients

@@ -28,7 +28,7 @@ from thinwire.core.errors import NotOffered, Unreachable
 from thinwire.core.fleet import ClientConnected, Delivery, Envelope
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader
-from thinwire.server.reply_limits import RunLimits
+from thinwire.server.limits import RunLimits
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.store import RunRow, Store

@@ -55,7 +55,7 @@ def show(
     from thinwire.cli.local_state import end_abandoned, opened
     from thinwire.cli.runs.render import run_document
     from thinwire.core.errors import NotFound
-    from thinwire.store.run_totals import explain_run, in_all, totals_of
+    from thinwire.store.explaining import explain_run, in_all, totals_of
 
     end_abandoned(home)
     with opened(home) as store:
@@ -270,7 +270,7 @@ def model(
 
 def explanations_document(found: list[RoundExplanation]) -> dict[str, Any]:
     """Return the part of the run's document that `--why` adds."""
-    from thinwire.store.run_totals import in_all
+    from thinwire.store.explaining import in_all
 
     return {
         "why": _explanation_document(in_all(found)),

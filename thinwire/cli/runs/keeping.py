@@ -69,7 +69,7 @@ def delete(run_id: RunId, yes: Yes = False, json: Json = False, home: Home = Non
     Its row, the audit log and all entries of the privacy ledger stay, and its id is never given again.
     """
     from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
-    from thinwire.server.run_removal import delete_run, require_deletable
+    from thinwire.server.ended_runs import delete_run, require_deletable
 
     end_abandoned(home)
     with opened(home, read_only=False) as store:
@@ -102,7 +102,7 @@ def extend(
     Devices begin with residual 0; the schedule of the learning rate keeps its number of rounds unless --set.
     """
     from thinwire.cli.local_state import again, aggregator_home, alive, end_abandoned, opened
-    from thinwire.server.extending import extend_run
+    from thinwire.server.ended_runs import extend_run
 
     end_abandoned(home)
     changes = overrides(sets)

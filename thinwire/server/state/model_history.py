@@ -151,6 +151,10 @@ class EvaluationLog:
         if event.best:
             self.best = event
 
+    def lost_patience(self, patience: int | None) -> bool:
+        """Return True if as many models as `[run] patience` says were evaluated after the best one."""
+        return patience is not None and self.since_best >= patience
+
     def close(self, event: RoundClosed) -> None:
         """Record the names of the training metrics of a closed round."""
         self.names |= {TRAINED + name for name in event.metrics}

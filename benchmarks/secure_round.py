@@ -43,7 +43,7 @@ from thinwire.cli.main import main
 from thinwire.core import Layout, RunPlan
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.fleet import TaskReport
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, holder
 from thinwire.core.types import PHASES
 from thinwire.server.submit import submit

@@ -42,7 +42,7 @@ from thinwire.client.task import initial_model, load_task
 from thinwire.client.train.evaluate import evaluate
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored
-from thinwire.core.protection_events import SumUnmasked
+from thinwire.core.run_events import SumUnmasked
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.model_store import Versions
 from thinwire.simulation import Training

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.secure_round import PRESETS, figures, plan_of, rounds_of
 from tests.support.benchmark_document import document_of
 from thinwire.core.events import Event, RoundClosed
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import PHASES
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from thinwire.core.events import (
     RoundClosed,
     RunStatusChanged,
 )
-from thinwire.core.protection_events import SHOWN_OF_SAMPLED, without_sample
+from thinwire.core.run_events import SHOWN_OF_SAMPLED, without_sample
 from thinwire.store import Store
 from thinwire.store.journal import KINDS
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from thinwire.cli.aggregator.dashboard_tls import Exposure
+from thinwire.cli.aggregator.dashboard import Exposure
 from thinwire.cli.aggregator.tls import Certificates
 from thinwire.cli.params import Address
 from thinwire.core.errors import Refused, UsageError

@@ -19,7 +19,7 @@ from thinwire.cli.demo.commands import folder, has_desktop, kind_of, plan_of
 from thinwire.cli.demo.processes import roles
 from thinwire.cli.demo.report import sentences, spent_sentence
 from thinwire.core.errors import ThinwireError, UsageError
-from thinwire.core.plan_protection import SecureSection
+from thinwire.core.plan_values import SecureSection
 from thinwire.core.secure_numbers import protects
 from thinwire.privacy.noise_plan import noise_plan
 

@@ -11,7 +11,7 @@ import typer
 
 from tests.support.cli_story import PLAN, told
 from thinwire.cli import local_state
-from thinwire.cli.runs import clone, keeping, orders
+from thinwire.cli.runs import orders
 from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.statedir import AggregatorHome, hold, lock_file
@@ -21,7 +21,7 @@ from thinwire.store import Store
 @pytest.fixture(autouse=True)
 def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "WAIT_S", 0.0)
-    monkeypatch.setattr(keeping, "CARRIED_OUT_S", 0.0)
+    monkeypatch.setattr(orders, "CARRIED_OUT_S", 0.0)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_a_run_names_the_one_with_whose_model_it_begins_by_its_whole_id(
 
 
 def test_a_clone_needs_an_aggregator(thinwire, home: Path, folder: Path):
-    assert clone.__doc__
+    assert orders.__doc__
     assert thinwire("runs", "clone", "toy-1", "--home", home).code == 4
 
 

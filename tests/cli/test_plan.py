@@ -12,7 +12,7 @@ from thinwire.client.task import initial_model
 from thinwire.core import RunPlan
 from thinwire.core.events import DeviceOnline, RunStatusChanged
 from thinwire.core.fleet import Hello, TaskReport
-from thinwire.core.protection_events import PhaseClosed
+from thinwire.core.run_events import PhaseClosed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import MeasureRow, Store
 

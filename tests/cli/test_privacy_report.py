@@ -12,7 +12,7 @@ from tests.store.test_privacy_ledger import enrol
 from tests.support.browsing import axe, browser, overflow
 from tests.support.private_story import DEVICES, PLAIN, PRIVATE, PrivateStory
 from tests.support.store_story import LAYOUT
-from thinwire.core.plan_protection import PrivacySection
+from thinwire.core.plan_values import PrivacySection
 from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.accounting import epsilon
 from thinwire.privacy.noise_plan import noise_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.secure_story import ABORTED, DEVICES, SecureStory, four_rounds
 from thinwire.cli.runs.progress import Teller
 from thinwire.core.events import RoundOpened, RunStatusChanged
-from thinwire.core.protection_events import PhaseClosed
+from thinwire.core.run_events import PhaseClosed
 
 
 def test_the_phases_of_the_open_round_and_the_protection_are_shown(thinwire, home, store):

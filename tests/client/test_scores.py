@@ -14,8 +14,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from tests.support.small_task import linear, task_of
 from thinwire.client import histogram
 from thinwire.client.train.errors import BadTask
-from thinwire.client.train.evaluate import whole_set
-from thinwire.client.train.scores import BINS, MAX_HISTOGRAMS
+from thinwire.client.train.evaluate import BINS, MAX_HISTOGRAMS, whole_set
 from thinwire.core import score_histogram
 from thinwire.core.score_histogram import auc, checked, f1, own_values
 

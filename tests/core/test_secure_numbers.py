@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from thinwire.aggregation.lattice import LatticeTerms
 from thinwire.core.errors import PlanError
-from thinwire.core.plan_protection import SecureSection
+from thinwire.core.plan_values import SecureSection
 from thinwire.core.secure_numbers import check_numbers, share_of, threshold
 
 shares = st.floats(0, 0.99)

@@ -20,7 +20,7 @@ from tests.support.scripted_rng import ScriptedRng
 from thinwire.aggregation.private_lattice import PrivateSum, clip_layers
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened
-from thinwire.core.protection_events import PrivacyCommitted, SumUnmasked
+from thinwire.core.run_events import PrivacyCommitted, SumUnmasked
 from thinwire.core.types import Assignment
 from thinwire.privacy.noise_plan import noise_plan
 from thinwire.server.model_store import Versions

@@ -15,7 +15,7 @@ from tests.support.secure_fleet import toy_plan
 from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, RunStatusChanged
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved, SumUnmasked
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved, SumUnmasked
 from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.accounting import Release
 from thinwire.privacy.accounting import epsilon as epsilon_of

@@ -14,7 +14,7 @@ from tests.server import test_secure_rounds as honest
 from tests.support.crashes import Fate, Outcome
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core.events import ClientFailed, RoundClosed, UpdateAccepted
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import Assignment, PhaseReply, ReplyHeader, Timings
 from thinwire.simulation.scripted_device import Kept
 

@@ -11,7 +11,7 @@ from tests.server.test_private_rounds import TEXT, Silent, World, change, made_a
 from tests.support.crashes import LAYOUT, Fate, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
-from thinwire.core.protection_events import PrivacyReserved
+from thinwire.core.run_events import PrivacyReserved
 from thinwire.privacy.accounting import Release
 from thinwire.privacy.noise_plan import noise_plan
 from thinwire.server.model_store import Versions

@@ -15,7 +15,7 @@ from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, to
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundOpened, RunStatusChanged
 from thinwire.core.fleet import SECURE_PARTS, Hello
-from thinwire.core.protection_events import SumUnmasked
+from thinwire.core.run_events import SumUnmasked
 from thinwire.privacy.contexts import identity_of, simulated_key
 from thinwire.privacy.pinned_roster import write_roster
 from thinwire.simulation import ScriptedDevice

@@ -24,8 +24,8 @@ from tests.support.store_story import new_run
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Delivery, Hello, population_key
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.protocol import without_facts
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, ReplyHeader, Vector
 from thinwire.privacy.accounting import Release

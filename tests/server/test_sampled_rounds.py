@@ -29,7 +29,7 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.prng import SecretRng
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved, without_sample
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved, without_sample
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment
 from thinwire.privacy.accounting import Budget, Release

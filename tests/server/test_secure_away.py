@@ -15,7 +15,7 @@ from tests.support.crashes import Fate, Outcome
 from tests.support.secure_cohort import name_of
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateDropped
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import Assignment, phase_id
 from thinwire.server.round_events import AggregationDone, AggregationRejected, DropUpdate
 from thinwire.simulation.local_fleet import LocalLink

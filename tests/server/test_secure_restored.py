@@ -12,7 +12,7 @@ from tests.support import crashes
 from tests.support.crashes import Fate, Killed, Outcome
 from tests.support.secure_fleet import SecureTurn
 from thinwire.core.events import RoundClosed
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.store import FileSpool, Store
 from thinwire.store.backup import back_up, restore
 

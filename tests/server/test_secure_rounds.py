@@ -20,7 +20,7 @@ from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, to
 from thinwire.aggregation.plan_codecs import LATTICE
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RoundOpened, UpdateAccepted
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import identity_of, simulated_key

@@ -19,7 +19,7 @@ from tests.support.backups import restore_and_settle
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, RunStatusChanged
-from thinwire.core.protection_events import PrivacyReserved
+from thinwire.core.run_events import PrivacyReserved
 from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.noise_plan import noise_plan
 from thinwire.privacy.secret_rng import StoredKey

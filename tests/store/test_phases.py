@@ -11,7 +11,7 @@ from tests.support.store_agreement import assert_sums_agree
 from tests.support.store_story import closed, new_run, opened
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.protection_events import PhaseClosed
+from thinwire.core.run_events import PhaseClosed
 from thinwire.core.types import PHASES
 from thinwire.store import Store
 

@@ -18,7 +18,7 @@ from thinwire.core.errors import DataLost, Refused, UsageError
 from thinwire.core.events import ClientSelected, RoundClosed, RoundOpened
 from thinwire.core.fleet import MAX_RELEASES, Hello, population_key
 from thinwire.core.formatting import Reason
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store import Store
 
 CHEAP, DEAR = '{"variance": 4.0}', '{"variance": 1.0}'

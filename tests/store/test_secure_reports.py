@@ -10,8 +10,7 @@ from thinwire.privacy.graph import find_parameters
 from thinwire.reports.secure_rounds import not_evaluated, protection
 from thinwire.store import Store
 from thinwire.store.explaining import in_all
-from thinwire.store.round_timing import turns
-from thinwire.store.secure_phases import open_text, phases_of, waited_text
+from thinwire.store.round_timing import open_text, phases_of, turns, waited_text
 
 
 def said(store: Store, plan: str = SECURE, selected: int = 10) -> str:

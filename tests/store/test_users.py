@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, ThinwireError, UsageError
-from thinwire.store import MACHINE, Person, Store, passwords
+from thinwire.store import MACHINE, Person, Store, users
 
 GOOD = "an owl in the 7th tower"
 OTHER = "a mole under the 8th tree"
@@ -55,7 +55,7 @@ def test_a_wrong_password_costs_one_check_whether_or_not_the_user_exists(
         def hash(self, _: object) -> str:
             return "of nobody"
 
-    monkeypatch.setattr(passwords, "_hasher", Counting)
+    monkeypatch.setattr(users, "_hasher", Counting)
     for name in ("anna", "nobody", ""):
         checked.clear()
         assert store.users.log_in(name, OTHER) is None
@@ -63,7 +63,7 @@ def test_a_wrong_password_costs_one_check_whether_or_not_the_user_exists(
 
 
 def test_the_hash_of_nobody_has_the_cost_of_every_other_hash() -> None:
-    hashes = (passwords._of_nobody(), passwords.hash_password(GOOD))
+    hashes = (users._of_nobody(), users.hash_password(GOOD))
     costs = {re.findall(r"^\$argon2id\$v=\d+\$[^$]+\$", one)[0] for one in hashes}
     assert len(costs) == 1
 

@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 from tests.support.store_story import DEVICES, accepted, closed, header, opened
 from thinwire.core.events import UpdateAggregated
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store import Store
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivered, Envelope
-from thinwire.core.protection_events import is_sampled
+from thinwire.core.run_events import is_sampled
 from thinwire.core.types import Failure, ReplyHeader, UpdateId
 from thinwire.flower.link_state import FlowerLinkState, SuperLink
 from thinwire.store import Store

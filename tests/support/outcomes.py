@@ -17,7 +17,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.protection_events import is_sampled
+from thinwire.core.run_events import is_sampled
 from thinwire.store import Store
 
 GIVEN_UP, BACK, ACCEPTED, DROPPED, FAILED, UNTAKEN = "GBADFO"

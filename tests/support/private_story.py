@@ -18,8 +18,8 @@ from thinwire.core.events import (
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.protocol import without_facts
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.privacy.noise_plan import noise_plan

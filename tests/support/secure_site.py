@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.processes import THINWIRE, Site
 from thinwire.core.events import RoundOpened, UpdateAccepted
-from thinwire.core.protection_events import PhaseClosed
+from thinwire.core.run_events import PhaseClosed
 from thinwire.core.types import PHASES
 
 MASKED = Path(__file__).parents[1] / "system" / "masked"

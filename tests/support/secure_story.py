@@ -24,7 +24,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.formatting import Reason
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import PHASES, Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.store import Store

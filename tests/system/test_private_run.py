@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.processes import Site, kill
 from thinwire.core.events import ModelStored, RoundOpened
-from thinwire.core.protection_events import PrivacyCommitted
+from thinwire.core.run_events import PrivacyCommitted
 from thinwire.reports.secure_rounds import PRIVATE
 from thinwire.server.tree_noise import KEYS
 from thinwire.web.run_queries import Reader

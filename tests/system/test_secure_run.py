@@ -21,7 +21,7 @@ from tests.support.secure_site import PLAIN, SECURE, SecureSite
 from tests.system.masked.task import digits, model
 from thinwire.client.privacy_ledger import Booking, DeviceLedger
 from thinwire.core.events import Event, RoundClosed
-from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, SumUnmasked
+from thinwire.core.run_events import PhaseClosed, PrivacyCommitted, SumUnmasked
 from thinwire.core.types import PHASES
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,7 @@ from sqlalchemy import update
 
 from tests.support.api_answers import Told
 from thinwire.store import MACHINE, ROLES, Store
-from thinwire.store.sessions import hashed, open_session
-from thinwire.store.user_tables import Session, Token
+from thinwire.store.sessions import Session, Token, hashed, open_session
 from thinwire.web.access import ANYONE, LEAST, RECENT_S, Least
 from thinwire.web.app import create_app
 from thinwire.web.settings import Settings

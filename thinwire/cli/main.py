@@ -27,7 +27,7 @@ USAGE = 2
 
 NOUNS = {
     "aggregator": "aggregator.commands", "client": "client.commands", "runs": "runs.commands",
-    "devices": "devices.commands", "privacy": "privacy.commands", "plan": "plan", "task": "task", "codecs": "codecs",
+    "devices": "devices.commands", "privacy": "privacy", "plan": "plan", "task": "task", "codecs": "codecs",
 }  # fmt: skip
 VERBS = {"demo": "demo.commands", "init": "plan", "run": "run", "sim": "sim"}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from thinwire.core import RunPlan
-    from thinwire.reports.run_estimate import Estimate
+    from thinwire.reports.plan_check import Estimate
 
 Clients: TypeAlias = Annotated[
     int | None, typer.Option("--clients", min=1, metavar="N", help="devices online; default: the plan's, or 10")
@@ -55,7 +55,7 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
     from thinwire.aggregation import codecs
     from thinwire.core import RunPlan
     from thinwire.core.errors import PlanError
-    from thinwire.reports.secure_cost import few_visits, numbers_text, thresholds, uplink_text
+    from thinwire.reports.secure_rounds import few_visits, numbers_text, thresholds, uplink_text
 
     read = RunPlan.load(plan, overrides(sets))
     refused = read.check(codecs)
@@ -96,7 +96,7 @@ def explain(
     from thinwire.aggregation import codecs
     from thinwire.cli import privacy_cost
     from thinwire.core import RunPlan, plan_text
-    from thinwire.reports.secure_cost import round_cost
+    from thinwire.reports.secure_rounds import round_cost
 
     read = RunPlan.load(plan, overrides(sets))
     values = read.to_json()
@@ -135,7 +135,7 @@ def explain(
 def _at_hand(plan: RunPlan, home: Path | None) -> Estimate | None:
     """Return the cost of a run by the links and speeds of the devices that have its task; None if there are none."""
     from thinwire.cli.local_state import aggregator_home, has_database, opened
-    from thinwire.reports.run_estimate import estimate
+    from thinwire.reports.plan_check import estimate
     from thinwire.store.task_layouts import hosts, known_task
 
     if not has_database(aggregator_home(home)):
@@ -252,7 +252,7 @@ LATTICE_ROW = ("[uplink] codec", "(lattice)", "", "not used under masks: see [se
 def _print_cost(found: dict[str, Any]) -> None:
     """Print what `round_cost` found."""
     from thinwire.core.formatting import size
-    from thinwire.reports.secure_cost import cost_lines
+    from thinwire.reports.secure_rounds import cost_lines
 
     console.line(f"a secure round of {found['selected']} clients, {found['parameters']} parameters; bytes of a client:")
     rows = [

@@ -21,7 +21,7 @@ from thinwire.privacy.accounting import Budget, epsilon
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
 from thinwire.privacy.tree_aggregation import length_of, nodes_in_model
 from thinwire.reports.privacy import TRUSTED, sampling_text, unit_text
-from thinwire.reports.secure_cost import thresholds
+from thinwire.reports.secure_rounds import thresholds
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan

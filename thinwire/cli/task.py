@@ -98,7 +98,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     from thinwire.client import ClientInfo, load_task
     from thinwire.client.task_check import rehearse
     from thinwire.core import RunPlan
-    from thinwire.reports.secure_cost import round_cost, uplink_text, upload_s
+    from thinwire.reports.secure_rounds import round_cost, uplink_text, upload_s
 
     read = RunPlan.load(plan) if plan else RunPlan.parse('[run]\ntask = "task"\n[local]\nlr = 0.01')
     if refused := read.check(codecs):

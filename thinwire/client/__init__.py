@@ -40,9 +40,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinwire.client.task import load_task
     from thinwire.client.train.context import Context
+    from thinwire.client.train.evaluate import histogram
     from thinwire.client.train.partitions import held_out, own_part
     from thinwire.client.train.protocol import ClientInfo, Split
-    from thinwire.client.train.scores import histogram
     from thinwire.client.train.task import LoadedTask
 
 __all__ = ["ClientInfo", "Context", "LoadedTask", "Split", "held_out", "histogram", "load_task", "own_part"]
@@ -53,7 +53,7 @@ _WHERE = {
     "Context": "thinwire.client.train.context",
     "Split": "thinwire.client.train.protocol",
     "held_out": "thinwire.client.train.partitions",
-    "histogram": "thinwire.client.train.scores",
+    "histogram": "thinwire.client.train.evaluate",
     "load_task": "thinwire.client.task",
     "own_part": "thinwire.client.train.partitions",
 }

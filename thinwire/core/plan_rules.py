@@ -27,11 +27,11 @@ from thinwire.core.plan_codec_rules import (
     codec_rules,
     ef21_rule,
     privacy_rule,
+    reduce_rules,
     secure_rule,
     together,
 )
 from thinwire.core.plan_privacy_rules import privacy_rules, without_privacy
-from thinwire.core.plan_reduce_rules import reduce_rules
 from thinwire.core.plan_schema import IDENTITY, Sections
 from thinwire.core.plan_secure_rules import secure_rules, without_secure
 

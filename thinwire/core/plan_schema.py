@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from thinwire.core.plan_protection import PrivacySection, SecureSection
 from thinwire.core.plan_values import (
     MAX_ACCUMULATE,
     MAX_BATCH,
@@ -22,10 +21,12 @@ from thinwire.core.plan_values import (
     Overlap,
     Portion,
     Positive,
+    PrivacySection,
     Quantile,
     Requires,
     Seconds,
     Section,
+    SecureSection,
     Share,
     Spec,
     Target,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
 
-from thinwire.core.plan_protection import PrivacySection
 from thinwire.core.plan_schema import Sections
+from thinwire.core.plan_values import PrivacySection
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan

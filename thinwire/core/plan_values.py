@@ -1,6 +1,8 @@
-"""This module defines the types of a plan's values, the base class of its tables, and tables that are values of a key.
+"""This module defines the types of a plan's values, the base class of its tables, and tables that other files share:
+those that are values of a key, and `[secure]` and `[privacy]`, which protect clients.
 
-A type bounds what a key accepts, so that a wrong value is refused where the plan is read.
+A type bounds what a key accepts, so that a wrong value is refused where the plan is read. `core/plan_schema.py` has the
+other tables; the rules on combinations of protection are in `plan_secure_rules` and `plan_privacy_rules`.
 """
 
 from __future__ import annotations
@@ -68,3 +70,78 @@ class Warmup(Section):
 
     rounds: Count = Field(description="rounds until the codec's own ratio holds")
     ratios: list[Portion] = Field(min_length=1, description="ratios on the way there")
+
+
+class SecureSection(Section):
+    """Sets secure aggregation: the aggregator sees only the sum of the updates."""
+
+    enabled: bool = Field(default=False, description="sum updates under masks")
+    adversary: Literal["curious", "malicious"] = Field(default="curious", description="aggregator that is withstood")
+    max_corrupt: Below1 = Field(default=0.1, description="share of the selected clients that may collude with it")
+    max_dropout: Below1 = Field(default=0.1, description="share of the selected clients that a round may lose")
+    min_survivors: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="fewest clients in a sum; 0: the threshold, or all but max_dropout if they add noise"
+    )
+    graph: Literal["auto", "complete", "k-regular"] = Field(
+        default="auto", description="which clients share secrets: all, or k neighbours each; auto: by their number"
+    )
+    bits: Annotated[int, Field(ge=2, le=16)] = Field(default=8, description="of one value before it is masked")
+    support: Portion = Field(default=1.0, description="share of the coordinates in a sum, the same for all clients")
+    rotate: bool | Block = Field(default=True, description="rotate before rounding, in blocks of so many; true: 65536")
+    clip: Literal["auto"] | Positive = Field(
+        default="auto", description="largest L2 norm on the grid; auto: from the sums before"
+    )
+    weight_max: Count = Field(
+        default=1, description="most examples that a client counts; 1: all clients count the same"
+    )
+    metrics: dict[str, Positive] = Field(
+        default={}, description="metrics that are summed under masks, each with its bound: { loss = 10.0 }"
+    )
+    post_quantum: bool = Field(default=False, description="keys from X25519 and ML-KEM together")
+
+
+class PrivacySection(Section):
+    """Sets differential privacy: how much a released model may depend on one client, or on one of its records."""
+
+    mode: Literal["off", "central", "distributed", "local", "example"] = Field(
+        default="off",
+        description="where noise is added: by the aggregator to the sum (central), or by each client: inside secure "
+        "aggregation (distributed), to its own update (local), or at each step of its training (example)",
+    )
+    clip: Positive | None = Field(default=None, description="largest L2 norm of an update (example: of a gradient)")
+    records: Count | None = Field(default=None, description="example: a record's chance in a batch is batch / records")
+    clipping: Literal["flat", "per-layer"] = Field(
+        default="flat", description="clip the whole update (flat), or each of L tensors to clip / sqrt(L) (per-layer)"
+    )
+    adaptive: bool = Field(default=False, description="clip is the first one, and then follows the median of the norms")
+    noise_multiplier: Positive | None = Field(
+        default=None, description="standard deviation of the noise, in multiples of clip (local: of 2 clip)"
+    )
+    target_epsilon: Positive | None = Field(default=None, description="epsilon after the last round: the noise follows")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=1e-5, description="probability outside epsilon; left out: at most 1 / (10 clients), or 1 / (10 records)"
+    )
+    budget: Positive | None = Field(
+        default=None,
+        description="largest epsilon of a client over all runs of its population; the run stops before it is passed",
+    )
+    max_participations: Count | None = Field(
+        default=None, description="most rounds of this run in which one client takes part; left out: all rounds"
+    )
+    sampling_rate: Portion | None = Field(default=None, description="chance of each device a round (Poisson sampling)")
+    mechanism: Literal["auto", "skellam", "discrete-gaussian", "tree"] = Field(
+        default="auto",
+        description="of the noise; auto: discrete-gaussian, skellam where clients add; tree: tree aggregation, DP-FTRL",
+    )
+    restart_every: Count | None = Field(default=None, description="most rounds of a tree; left out: all rounds")
+    min_separation: Count = Field(default=1, description="fewest rounds from one of a client to its next, in a tree")
+    population: str = Field(
+        default="", max_length=64, description="the clients whose spending is counted together; left out: the task"
+    )
+
+    @property
+    def noise(self) -> Literal["skellam", "discrete-gaussian"]:
+        """Return the distribution of the noise: sums of Skellam noise are Skellam noise, others are not."""
+        if self.mechanism == "skellam" or (self.mechanism == "auto" and self.mode == "distributed"):
+            return "skellam"
+        return "discrete-gaussian"

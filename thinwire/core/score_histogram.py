@@ -1,7 +1,7 @@
 """AUC and F1 of a histogram of scores, on a client and of the sum over clients.
 
 A histogram is a list of two lists: the numbers of negative and of positive examples in each bin, by rising score
-(client/train/scores.py). Its middle is the score 1/2.
+(client/train/evaluate.py). Its middle is the score 1/2.
 """
 
 from __future__ import annotations

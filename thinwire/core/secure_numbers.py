@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.core.errors import PlanError
-from thinwire.core.plan_protection import SecureSection
+from thinwire.core.plan_values import SecureSection
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan

@@ -29,7 +29,7 @@ from math import comb, perm
 from typing import Literal, NamedTuple
 
 from thinwire.core.errors import PlanError
-from thinwire.core.plan_protection import SecureSection
+from thinwire.core.plan_values import SecureSection
 from thinwire.core.secure_numbers import share_of, threshold
 
 EVENT_BITS = 41  # exposed, disconnected: 2^-41 each, 2^-40 together

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_protection import PrivacySection, SecureSection
+from thinwire.core.plan_values import PrivacySection, SecureSection
 from thinwire.core.privacy_numbers import (
     MOST_DEVIATION,
     count_ratio,

@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from thinwire.core.plan_protection import PrivacySection
+from thinwire.core.plan_values import PrivacySection
 from thinwire.privacy.accounting import Release
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from thinwire.core.errors import DataLost
 from thinwire.core.formatting import counted, rounded_up
-from thinwire.core.plan_protection import PrivacySection
+from thinwire.core.plan_values import PrivacySection
 from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
 from thinwire.store.read_models import population_of, privacy_section
 

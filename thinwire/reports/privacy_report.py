@@ -35,7 +35,7 @@ from thinwire.reports.privacy_history import meaning, right_guesses
 from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:
-    from thinwire.core.plan_protection import PrivacySection
+    from thinwire.core.plan_values import PrivacySection
     from thinwire.store import PrivacyRow, RunRow, Store
 
 AUDIT: Final = Path(thinwire.__file__).parents[1] / "docs" / "evidence" / "privacy-audit.json"  # in a checkout only

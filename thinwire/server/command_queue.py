@@ -1,6 +1,6 @@
 """The commands that people leave for the service, as rows of the store; each is answered when it has taken effect.
 
-`CommandQueue` reads them. A running run asks it what a person wants. `RecordingFleet`, the fleet as the service polls
+`CommandQueue` reads them. The driver of a run reads in it what a person wants. `RecordingFleet`, the fleet as the service polls
 it, carries out the commands about runs without a driver, and about devices; it also records who connects.
 """
 

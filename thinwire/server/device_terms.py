@@ -1,7 +1,9 @@
 """Terms of a round for each of its devices: the codec, the work, the deadline, and whether the device evaluates.
+A reply's header is checked against them.
 
 This gathers what is known of devices, from the journal and from earlier runs, and passes it to the pure decisions in
-`policy/`. `round_mode.py` opens a round with the result, and `round_runner.py` selects devices later.
+`policy/`. `round_mode.py` opens a round with the result, and `round_runner.py` selects devices later. Headers of
+replies come from devices, and are not trusted: `invalid_reply` looks at one before a round sees it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.core.errors import BudgetSpent, PlanError, TooFewClients
 from thinwire.core.formatting import counted, rounded_up
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.privacy.accounting import Budget, Release, epsilon
 from thinwire.privacy.noise_plan import participations_of
 from thinwire.server.policy.cohort import min_updates_of

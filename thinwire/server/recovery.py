@@ -18,7 +18,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.protection_events import PhaseClosed
+from thinwire.core.run_events import PhaseClosed
 from thinwire.core.serialization import reply_from_json
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server import round_events

@@ -24,7 +24,7 @@ from thinwire.aggregation.lattice import BadSum
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import NO_STEP, Evaluated, Event, RoundOpened
 from thinwire.core.fleet import Envelope
-from thinwire.core.protection_events import PhaseClosed
+from thinwire.core.run_events import PhaseClosed
 from thinwire.core.statedir import private_folder, private_opener, write_atomically
 from thinwire.core.types import (
     Assignment,

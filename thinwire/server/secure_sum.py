@@ -21,7 +21,7 @@ from thinwire.aggregation.private_lattice import PrivateLattice, fitted_share
 from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core import privacy_numbers
 from thinwire.core.errors import BadPayload
-from thinwire.core.protection_events import SumUnmasked
+from thinwire.core.run_events import SumUnmasked
 from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, UpdateId, Vector
 from thinwire.privacy.contexts import SecureTerms, terms_of

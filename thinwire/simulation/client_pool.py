@@ -32,7 +32,7 @@ from thinwire.core.equipment import GIB
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.records import replace
 from thinwire.core.types import PhaseReply, Reply
-from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
+from thinwire.simulation.held_files import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
 if TYPE_CHECKING:

@@ -5,6 +5,9 @@ no read depends on the number of rounds before it.
 
 Invariant: the stored explanation equals the one of `why` on the rows as they are. A reply that comes late, or the end
 of its wait, changes it only if the round had waited for its device, or has phases.
+
+`RunTotals` holds the sums over the explanations of a run's rounds, which are kept beside the run; `explain_run` makes
+the explanation of the run of them.
 """
 
 from __future__ import annotations

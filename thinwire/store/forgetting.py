@@ -34,8 +34,7 @@ from thinwire.store.audit import WAS, act
 from thinwire.store.database import Base
 from thinwire.store.device_registry import next_change, unknown
 from thinwire.store.journal import LEVEL
-from thinwire.store.privacy_devices import KEY_LETTERS, put_pseudonym
-from thinwire.store.privacy_tables import PrivacyParticipant
+from thinwire.store.privacy_devices import KEY_LETTERS, PrivacyParticipant, put_pseudonym
 from thinwire.store.tables import (
     Action,
     Client,

@@ -25,7 +25,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
 
-from thinwire.core import protection_events, run_events  # noqa: F401  # a journal may have their events
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ENDED,
@@ -37,7 +36,7 @@ from thinwire.core.events import (
     RoundClosed,
     RunStatusChanged,
 )
-from thinwire.core.protection_events import PrivacyReserved, is_sampled
+from thinwire.core.run_events import PrivacyReserved, is_sampled
 from thinwire.core.statedir import patiently
 from thinwire.store.database import Database, upsert
 from thinwire.store.explaining import Facts

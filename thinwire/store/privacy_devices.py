@@ -12,6 +12,9 @@ device that reports more than that shows that the ledger has lost entries, and b
 (store/privacy_ledger.py).
 
 Invariant: no registration lowers what is charged to a device.
+
+The tables of the ledger stand here too. They outlive the runs that they are about, so they have no foreign key to one.
+Entries are only added, so nothing that was spent is ever taken back.
 """
 
 from __future__ import annotations
@@ -21,14 +24,62 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, ForeignKey, Index, Integer, String, Text, delete, func, select, update
+from sqlalchemy.orm import Mapped, mapped_column
 
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import MAX_POPULATIONS, Hello, population_key
 from thinwire.store.audit import act
-from thinwire.store.database import upsert
-from thinwire.store.privacy_tables import PrivacyParticipant, PrivacySpent
+from thinwire.store.database import Base, Words, upsert
+from thinwire.store.database import Counter as Number
 from thinwire.store.tables import Device
+
+
+class PrivacyEntry(Base):
+    """Holds an entry of the privacy ledger (store/privacy_ledger.py). Rows are only added, and outlive their run.
+
+    `release` is the JSON of a noised release, and `count` how many of it are spent. `state` is one of STATES there.
+    """
+
+    __tablename__ = "privacy_ledger"
+    __table_args__ = (Index(None, "population"), Index(None, "run_id", "round"))
+
+    id: Mapped[int] = mapped_column(Number, primary_key=True)
+    state: Mapped[str] = mapped_column(String(16))
+    at: Mapped[float]
+    population: Mapped[str] = mapped_column(Words(255))
+    run_id: Mapped[str] = mapped_column(String(80), default="")  # no foreign key
+    round: Mapped[int] = mapped_column(Integer, default=0)
+    release: Mapped[str] = mapped_column(Text, default="")
+    count: Mapped[int] = mapped_column(default=1)
+    digest: Mapped[str] = mapped_column(String(64), default="")  # of the released bytes
+    who: Mapped[str] = mapped_column(default="")  # settled it
+
+
+class PrivacyParticipant(Base):
+    """Holds a device that was selected for a release; `device` is its key's fingerprint, in a simulation its name."""
+
+    __tablename__ = "privacy_participants"
+
+    entry: Mapped[int] = mapped_column(ForeignKey("privacy_ledger.id"), primary_key=True)
+    device: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+
+
+class PrivacySpent(Base):
+    """Holds the sums of the privacy ledger: how many of each release a device has spent of each population.
+
+    `device` is that of PrivacyParticipant, or "" for releases that everyone in the population spends.
+
+    Invariant: at every commit `count` is the sum over the entries of the ledger.
+    """
+
+    __tablename__ = "privacy_spent"
+
+    population: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    device: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+    release: Mapped[str] = mapped_column(Text, primary_key=True)
+    count: Mapped[int]
+
 
 EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
 KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63, and a pseudonym fewer

@@ -37,10 +37,9 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost, NotFound, Refused, UsageError
 from thinwire.core.events import ClientSelected
 from thinwire.core.fleet import MAX_RELEASES, population_key
-from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store.database import Database
-from thinwire.store.privacy_devices import EVERYONE, bearers, charge, shortfalls, sums
-from thinwire.store.privacy_tables import PrivacyEntry, PrivacyParticipant
+from thinwire.store.privacy_devices import EVERYONE, PrivacyEntry, PrivacyParticipant, bearers, charge, shortfalls, sums
 from thinwire.store.tables import Device, Run
 
 # The round is open, or ended without a release; its release is made; it was open in a backup that was restored, and is

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
+from thinwire.core import run_events
 from thinwire.core.events import (
     OVER,
     AssignmentDelivered,
@@ -35,8 +36,6 @@ from thinwire.core.events import (
 )
 from thinwire.core.formatting import CHOSEN, Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
-from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked, without_sample
-from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert
@@ -67,7 +66,7 @@ class Projection:
 
     def apply(self, event: Event) -> None:
         """Apply one event, or of a run with Poisson sampling what may be shown of it."""
-        if (shown := without_sample(event) if self.facts.sampled else event) is not None:
+        if (shown := run_events.without_sample(event) if self.facts.sampled else event) is not None:
             self._apply(shown)
 
     def _apply(self, event: Event) -> None:
@@ -76,11 +75,11 @@ class Projection:
                 self._status(event)
             case RunNoted():
                 self._noted(event.note)
-            case RunExtended():
+            case run_events.RunExtended():
                 self._noted(event.note)
                 values = {"the_run": self.facts.run_id, "plan": dict(event.plan), "rounds_total": event.rounds}
                 self.connection.execute(_EXTENDED, values)
-            case FirstModelAssigned() | FirstModelFailed():
+            case run_events.FirstModelAssigned() | run_events.FirstModelFailed():
                 self.sums.takes_part(event.device)
                 self._noted(event.note, about=event.device)
             case ModelStored():
@@ -93,14 +92,14 @@ class Projection:
                 self._closed(event)
             case Evaluated():
                 self._evaluated(event)
-            case PhaseClosed():
+            case run_events.PhaseClosed():
                 self._phase(event)
-            case SumUnmasked():
+            case run_events.SumUnmasked():
                 self._round(event.round, secure_sum={name: getattr(event, name) for name in SUM})
-            case PrivacyReserved():
+            case run_events.PrivacyReserved():
                 self.known.reserved.add(event.round)
                 privacy_ledger.reserve(self.connection, self.facts.run_id, event)
-            case PrivacyCommitted():
+            case run_events.PrivacyCommitted():
                 privacy_ledger.commit(self.connection, self.facts.run_id, event)
             case _:
                 self.assignments.apply(event)
@@ -168,7 +167,7 @@ class Projection:
             known = self.connection.scalar(select(Round.downtimes).where(*where)) or []
         self._round(event.round, downtimes=[*known, [event.down_since, event.at]], missed_s=event.missed_s)
 
-    def _phase(self, event: PhaseClosed) -> None:
+    def _phase(self, event: run_events.PhaseClosed) -> None:
         """Add a closed phase of a round; a phase that is closed again after a restart replaces the first one."""
         if event.phase != "masked":  # its messages are the updates
             key = {"the_run": self.facts.run_id, "the_round": event.round, "the_phase": event.phase}
@@ -336,7 +335,7 @@ class UpdateProjector:
             self.sums.run["dense_up"] += self.facts.size * FLOAT_BYTES if event.header.get("parts") else 0
         self._turn(row, outcome, event.at, **fresh, **values)
 
-    def send(self, event: PhaseClosed, before: Mapping[str, int]) -> None:
+    def send(self, event: run_events.PhaseClosed, before: Mapping[str, int]) -> None:
         """Add the bytes of a phase's messages to those that its devices sent; `before` were added already."""
         for device, row in self.rows.of_round(event.round).items():
             if more := event.received.get(device, 0) - before.get(device, 0):

@@ -12,7 +12,7 @@ from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.formatting import Reasons
 
 if TYPE_CHECKING:
-    from thinwire.core.plan_protection import PrivacySection
+    from thinwire.core.plan_values import PrivacySection
 
 Source = Literal["devices", "sim"]
 AssignmentOutcome = Literal["selected", "accepted", "aggregated", "aggregated-late", "dropped", "failed", "over"]
@@ -377,7 +377,7 @@ class Order:
 
 def privacy_section(run: RunRow) -> PrivacySection:
     """Return the table [privacy] of the run's plan."""
-    from thinwire.core.plan_protection import PrivacySection  # pydantic, which a list of runs does not need
+    from thinwire.core.plan_values import PrivacySection  # pydantic, which a list of runs does not need
 
     return PrivacySection.model_validate(run.plan.get("privacy") or {})
 

@@ -12,19 +12,19 @@ from typing import Any
 
 from thinwire.core.formatting import counted, duration, size, speed
 from thinwire.core.types import is_follow_up
-from thinwire.store import secure_phases
+from thinwire.store import round_timing
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 from thinwire.store.round_timing import (
     ALONG,
     OWN,
     UNACCOUNTED,
+    Phase,
     along,
     clock_was_set,
     down_s,
     of_round,
     over_at,
 )
-from thinwire.store.secure_phases import Phase
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def why(
     """
     took = found.seconds or 0.0
     if phases is not None:
-        return _secure(found, secure_phases.phases_of(found, phases, assignments), simulated=simulated)
+        return _secure(found, round_timing.phases_of(found, phases, assignments), simulated=simulated)
     if clock_was_set(found):
         return _unknown(found)
     slowest = _slowest(found, assignments, earlier)
@@ -130,13 +130,13 @@ def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> Rou
     stages |= {name: seconds for name, seconds in {"downtime": found.missed_s, **own}.items() if seconds}
     if (left := took - sum(stages.values())) > 0.0:
         stages[UNACCOUNTED] = left
-    most = secure_phases.longest(phases)
+    most = round_timing.longest(phases)
     if downtime_text(found) and (most is None or (most.seconds or 0.0) < max(found.missed_s, down_s(found))):
         most, reason = None, downtime_text(found)
     else:
-        reason = "no phase of it was closed" if most is None else secure_phases.waited_text(found, most)
+        reason = "no phase of it was closed" if most is None else round_timing.waited_text(found, most)
         reason = _blamed(found, stages, reason)
-    silent = secure_phases.waited_for(found, most) if most else ()
+    silent = round_timing.waited_for(found, most) if most else ()
     device = most.last if most and not silent else ""
     said = f"Round {found.round} took {duration(took)}: {reason}{own_part(took, own, uncounted)}."
     return RoundExplanation(found.round, took, said, device, stages, silent, uncounted=uncounted)

@@ -20,9 +20,8 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import thinwire.store.alerts
-import thinwire.store.privacy_tables
-import thinwire.store.tables
-import thinwire.store.user_tables  # noqa: F401 - they define the tables
+import thinwire.store.privacy_devices
+import thinwire.store.sessions  # noqa: F401 - they define the tables
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import disk_error, sync_path
 from thinwire.store.database import Base, Database

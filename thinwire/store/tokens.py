@@ -17,7 +17,7 @@ from thinwire.core.formatting import duration
 from thinwire.store.audit import act
 from thinwire.store.database import Database
 from thinwire.store.sessions import ROLES, Person, hashed
-from thinwire.store.user_tables import Token as Row
+from thinwire.store.sessions import Token as Row
 from thinwire.store.users import require_role, role_now
 
 PREFIX = "tw_"  # programs that look for leaked secrets find it by this

@@ -1,20 +1,28 @@
-"""The least role of each route. The guard enforces this table, and a route without a row is refused at the start.
+"""Who sends a request, what its route works on, and the least role that the route wants.
 
-A person with a role may do all that the roles before it may: viewers read, operators direct runs and devices, admins
-revoke, delete and decide who else may do what. A row is a role, or a `Least` that wants more. A token that was made for
-one run reads the routes of that run alone (`security.py`).
+The guard enforces the table of roles, and a route without a row is refused at the start. A person with a role may do
+all that the roles before it may: viewers read, operators direct runs and devices, admins revoke, delete and decide who
+else may do what. A row is a role, or a `Least` that wants more. A token that was made for one run reads the routes of
+that run alone (`security.py`).
+
+`create_app` puts the parts of one dashboard, such as its store, into `app.state`. Each module with routes has one
+router, which FastAPI analyses once a process. A request takes the parts of the application that serves it, by
+dependencies such as `StoreDep`. They are `async`: FastAPI would call each plain function in a thread of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Any, Final
 
+from fastapi import Depends, Request
 from starlette.routing import Mount, Route, compile_path
 
-from thinwire.store import ROLES
+from thinwire.store import ROLES, Person, Store
+from thinwire.web.run_queries import Reader
+from thinwire.web.settings import Settings
 
 ANYONE: Final = "anyone"  # also without a session
 RECENT_S: Final = 600.0  # for which the password, once given, counts
@@ -180,3 +188,46 @@ def declared(app: object) -> Iterator[str]:
             yield from (f"{method} {route.path}" for method in route.methods or () if method != "HEAD")
         else:
             yield from declared(route.original_router)
+
+
+API: Final = "/api/v1"  # before the path of every route that has no HTML
+VISITOR: Final = "thinwire.visitor"  # in the scope of a request
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Holds who sent a request; `still_known` looks again, for a response that lasts."""
+
+    person: Person
+    still_known: Callable[[], bool]
+
+
+def visitor(request: Request) -> Visitor:
+    """Return who sent a request that the guard let pass."""
+    found = request.scope[VISITOR]
+    assert isinstance(found, Visitor)
+    return found
+
+
+async def who(request: Request) -> str:
+    """Return the actor of a request for the audit log and for commands."""
+    return visitor(request).person.who
+
+
+def from_state(name: str) -> Any:
+    """Return the dependency on what `create_app` put into `app.state` under this name.
+
+    A route takes it as the type of a parameter, for example `store: StoreDep`. A module names the dependencies that its
+    own routes alone take.
+    """
+
+    async def part(request: Request) -> object:
+        return getattr(request.app.state, name)
+
+    return Depends(part)
+
+
+Who = Annotated[str, Depends(who)]
+StoreDep = Annotated[Store, from_state("store")]
+SettingsDep = Annotated[Settings, from_state("settings")]
+ReaderDep = Annotated[Reader, from_state("reader")]

@@ -32,7 +32,7 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
 from thinwire.reports.alerting import Surroundings, conditions
 from thinwire.store import AlertRow, Store
-from thinwire.web.dependencies import API, StoreDep, Who
+from thinwire.web.access import API, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, as_csv
 from thinwire.web.settings import aggregator

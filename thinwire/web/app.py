@@ -15,9 +15,8 @@ import thinwire
 from thinwire.core.clock import HEARD, down_since_of, last_beat
 from thinwire.core.disk_reserve import disk_full_text
 from thinwire.store import Store
-from thinwire.web import (
+from thinwire.web import (  # fmt: skip
     alerts,
-    compare,
     device_routes,
     event_feed,
     login,
@@ -27,11 +26,10 @@ from thinwire.web import (
     run_list,
     uploads,
     user_routes,
-)  # fmt: skip
-from thinwire.web.access import Access
+)
+from thinwire.web.access import Access, SettingsDep, visitor
 from thinwire.web.alerts import AlertWatch
 from thinwire.web.bundle import BundledFiles, script, styles
-from thinwire.web.dependencies import SettingsDep, visitor
 from thinwire.web.device_queries import Devices
 from thinwire.web.device_routes import DeviceName
 from thinwire.web.event_feed import EventFeeds
@@ -47,7 +45,7 @@ from thinwire.web.uploads import Uploads, remove_each_hour
 
 pages = APIRouter(include_in_schema=False)
 ROUTERS = (  # in the order in which a path is looked up, and in which the OpenAPI document lists them
-    login.router, run_list.router, compare.router, plan_routes.router, uploads.router, run_actions.router,
+    login.router, run_list.router, plan_routes.router, uploads.router, run_actions.router,
     routes.router, device_routes.router, alerts.router, event_feed.router, user_routes.router, pages,
 )  # fmt: skip
 ZIPPED_BYTES = 1000  # least size of a compressed response: a smaller one fits into one packet anyway

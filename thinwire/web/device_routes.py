@@ -16,7 +16,7 @@ from thinwire.core.invitation import InviteAddress
 from thinwire.store import Store
 from thinwire.web import device_queries as say
 from thinwire.web import device_schemas as models
-from thinwire.web.dependencies import API, SettingsDep, StoreDep, Who, from_state
+from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
 from thinwire.web.device_health import Span
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import PROBLEMS

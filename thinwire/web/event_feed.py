@@ -27,9 +27,9 @@ from starlette.responses import Response, StreamingResponse
 
 from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import Event
-from thinwire.core.protection_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
+from thinwire.core.run_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
 from thinwire.store import Store
-from thinwire.web.dependencies import API, from_state, visitor
+from thinwire.web.access import API, from_state, visitor
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import STREAM, RunId
 from thinwire.web.streams import STILL_HERE, Places, Watch

@@ -27,9 +27,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from thinwire.core.errors import ThinwireError
 from thinwire.core.net import neighbourhood
 from thinwire.store import MACHINE, Store
-from thinwire.store.passwords import AT_ONCE
 from thinwire.store.sessions import SESSION_S, hashed
-from thinwire.web.dependencies import SettingsDep, StoreDep, from_state
+from thinwire.store.users import AT_ONCE
+from thinwire.web.access import SettingsDep, StoreDep, from_state
 from thinwire.web.security import NEXT, client_address, is_secure, session_token, static_text
 from thinwire.web.settings import Settings
 

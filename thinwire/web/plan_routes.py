@@ -19,11 +19,10 @@ from thinwire.core.errors import PlanError, Refused
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
 from thinwire.core.plan import Problem, RunPlan
 from thinwire.core.plan_names import UPLOAD, named_model, upload_id
-from thinwire.reports.plan_check import PlanCheck, check_text, check_values
-from thinwire.reports.run_estimate import Estimate, estimate
+from thinwire.reports.plan_check import Estimate, PlanCheck, check_text, check_values, estimate
 from thinwire.store import DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
-from thinwire.web.dependencies import API, SettingsDep, StoreDep, Who, from_state
+from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.schemas import Answer, Body, Ordered
 from thinwire.web.settings import may_serve

@@ -31,7 +31,7 @@ from thinwire.core.statedir import SWEEPS
 from thinwire.reports.sweep_results import groups
 from thinwire.store import RunOrder
 from thinwire.web import round_schemas, schemas
-from thinwire.web.dependencies import API, ReaderDep, SettingsDep, StoreDep, Who, from_state, visitor
+from thinwire.web.access import API, ReaderDep, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.settings import aggregator
 from thinwire.web.streams import STILL_HERE, Places, Watch

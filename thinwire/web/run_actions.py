@@ -14,7 +14,7 @@ from pydantic import Field
 from thinwire.core.errors import Refused
 from thinwire.core.events import ENDED
 from thinwire.store import RunRow, Store
-from thinwire.web.dependencies import API, StoreDep, Who
+from thinwire.web.access import API, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, RunId
 from thinwire.web.schemas import Answer, Body, Ordered

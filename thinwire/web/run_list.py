@@ -1,21 +1,25 @@
-"""The table of runs: a page of the runs that match, in the order that a person chooses, and the same as CSV."""
+"""Tables of several runs: a page of the runs that match, in the order that a person chooses; runs side by side, with
+their figures, their curves and what differs in their plans; both as CSV too.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
+from thinwire.reports.comparison import MOST_RUNS, compare_runs, run_curves
 from thinwire.store import RunRow, Store
 from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
-from thinwire.web.dependencies import API, from_state
+from thinwire.web.access import API, StoreDep, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import as_csv
+from thinwire.web.routes import as_csv, text_of
 from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Answer
 
@@ -158,3 +162,63 @@ def listed(
 ) -> RunList:  # fmt: skip
     """Return a page of the runs whose id, name, tags or task have all words of `q`, or of those in the archive."""
     return lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, first, count)
+
+
+class ComparedPoint(Answer):
+    """Holds a measured round of a compared run: seconds and payload bytes until its end, and its metrics."""
+
+    round: int
+    seconds: float | None
+    bytes: int | None
+    metrics: dict[str, float]
+
+
+class RunCurve(Answer):
+    """Holds the measured rounds of a compared run, at most 400 of them."""
+
+    run_id: str
+    points: list[ComparedPoint]
+
+
+class RunComparison(Answer):
+    """Holds runs side by side, as `thinwire runs compare --json` prints them, and their curves.
+
+    `apart` are stopped and failed runs. `differs` has the values of each key in which the plans differ, by run.
+    """
+
+    metric: str
+    target: float | None
+    metrics: list[str]
+    rows: list[dict[str, Any]]
+    apart: list[dict[str, Any]]
+    differs: dict[str, dict[str, str]]
+    curves: list[RunCurve]
+
+
+RunIds = Annotated[str, Query(pattern=r"^[A-Za-z0-9_,-]{1,700}$", description="ids, separated by commas")]
+Metric = Annotated[str, Query(max_length=80)]
+
+
+@router.get("/compare.csv", response_class=Response, include_in_schema=False)
+def compared_csv(store: StoreDep, runs: RunIds, metric: Metric = "") -> Response:
+    """Return the figures of up to eight runs side by side."""
+    document = compare_runs(store, _ids(runs), metric).document()
+    return text_of([*document["rows"], *document["apart"]], [], "comparison")
+
+
+@router.get("/compare")
+def compared(store: StoreDep, runs: RunIds, metric: Metric = "", target: float | None = None) -> RunComparison:
+    """Return up to eight runs side by side, with their curves."""
+    ids = _ids(runs)
+    found: dict[str, Any] = compare_runs(store, ids, metric, target).document()
+    return RunComparison(**found, curves=[RunCurve(**one) for one in run_curves(store, ids)])
+
+
+def _ids(runs: str) -> list[str]:
+    """Return the names of the runs to compare; `NotFound` unless they are one to `MOST_RUNS`."""
+    ids = list(dict.fromkeys(filter(None, runs.split(","))))
+    if not 1 <= len(ids) <= MOST_RUNS:
+        raise NotFound(
+            f"{len(ids)} runs to compare", why=f"one to {MOST_RUNS} stand side by side", hint="?runs=A,B with their ids"
+        )
+    return ids

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from thinwire.core.errors import NotFound
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
-from thinwire.core.protection_events import is_sampled
+from thinwire.core.run_events import is_sampled
 from thinwire.reports import secure_rounds
 from thinwire.reports.alerting import divergence
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
@@ -24,8 +24,7 @@ from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.store import START_RUN, PointRow, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.explaining import explain_run, totals_of
 from thinwire.store.round_explanation import RoundExplanation, stored
-from thinwire.store.round_timing import clock_was_set, down_s, stretches, turns
-from thinwire.store.secure_phases import open_text, phases_of
+from thinwire.store.round_timing import clock_was_set, down_s, open_text, phases_of, stretches, turns
 from thinwire.web import round_schemas, schemas
 from thinwire.web.client_queries import Clients
 from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, overlaps, run_sentence

@@ -32,9 +32,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import ENDED, RunStatus
 from thinwire.store import MACHINE, ROLES, Person, Store
-from thinwire.web.access import RECENT_S, Access, Match
+from thinwire.web.access import RECENT_S, VISITOR, Access, Match, Visitor
 from thinwire.web.connections import allow_time, mark_known
-from thinwire.web.dependencies import VISITOR, Visitor
 from thinwire.web.problems import problem
 from thinwire.web.settings import Settings
 

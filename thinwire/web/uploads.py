@@ -27,7 +27,7 @@ from thinwire.core.owner_file import aggregator_file
 from thinwire.core.plan_names import UPLOAD
 from thinwire.core.statedir import AggregatorHome, disk_error, private_folder
 from thinwire.core.tensor_header import LENGTH_BYTES, StoredTensor, header_length, read_header
-from thinwire.web.dependencies import API, from_state
+from thinwire.web.access import API, from_state
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.schemas import Answer
 

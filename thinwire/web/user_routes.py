@@ -13,10 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from thinwire.core.errors import Refused, UsageError
 from thinwire.store import MACHINE
-from thinwire.store.passwords import require_password
 from thinwire.store.sessions import Role
-from thinwire.web.access import RECENT_S
-from thinwire.web.dependencies import API, SettingsDep, StoreDep, Who, from_state, visitor
+from thinwire.store.users import require_password
+from thinwire.web.access import API, RECENT_S, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.login import PasswordChecks, TooMany, set_session
 from thinwire.web.problems import PROBLEMS, problem
 from thinwire.web.routes import Number, as_csv

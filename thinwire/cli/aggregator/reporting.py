@@ -23,7 +23,7 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.formatting import counted
-from thinwire.core.protection_events import is_sampled, without_sample
+from thinwire.core.run_events import is_sampled, without_sample
 
 if TYPE_CHECKING:
     from thinwire.store import Store

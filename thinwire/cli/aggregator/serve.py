@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
-from thinwire.cli.aggregator.dashboard import Dashboard, end_running
-from thinwire.cli.aggregator.dashboard_tls import RENEWED_S, Exposure
+from thinwire.cli.aggregator.dashboard import RENEWED_S, Dashboard, Exposure, end_running
 from thinwire.cli.aggregator.reporting import ACTIONS_S, AGGREGATOR_LOG, Reporter
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
 from thinwire.cli.local_state import NOT_KEPT, StartOptions, again, aggregator_home, alive, dashboard_of, opened

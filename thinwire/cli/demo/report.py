@@ -26,7 +26,7 @@ def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     """
     from thinwire.core.events import RoundOpened
     from thinwire.core.layout import Layout
-    from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+    from thinwire.core.run_events import PhaseClosed, SumUnmasked
     from thinwire.core.secure_numbers import protects
 
     told = [event for _, event in store.events(run_id)]

@@ -13,12 +13,9 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import TAG_SETTINGS, Home, Json, RunId, require_new_file
-from thinwire.cli.runs.clone import clone
 from thinwire.cli.runs.compare import compare
-from thinwire.cli.runs.keeping import archive, delete, extend, tag, unarchive
-from thinwire.cli.runs.listing import list_, note_halted
-from thinwire.cli.runs.metrics import metrics
-from thinwire.cli.runs.orders import pause, resume, stop
+from thinwire.cli.runs.listing import list_, metrics, note_halted
+from thinwire.cli.runs.orders import archive, clone, delete, extend, pause, resume, stop, tag, unarchive
 from thinwire.cli.runs.render import standing
 from thinwire.cli.runs.track import track
 from thinwire.core import formatting
@@ -132,7 +129,7 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         print_phases,
         without_sum,
     )
-    from thinwire.core.protection_events import is_sampled
+    from thinwire.core.run_events import is_sampled
     from thinwire.reports.privacy import private_lines
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 

@@ -1,7 +1,11 @@
-"""`thinwire runs list`: a table of runs, narrowed by tags, the archive and deletion."""
+"""`thinwire runs list`, a table of runs, narrowed by tags, the archive and deletion; and `thinwire runs metrics`, what
+each client measured, as a table, JSON or CSV.
+"""
 
 from __future__ import annotations
 
+import csv as csv_file
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json
+from thinwire.cli.params import Home, Json, RunId
 from thinwire.core import formatting
 from thinwire.core.events import ENDED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from thinwire.reports.sweep_results import Group
     from thinwire.store import RunRow
 
@@ -105,3 +111,48 @@ def note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
     halted = [row.run_id for row in rows if row.source == "devices" and row.status not in ENDED]
     if halted and alive(home) is None:
         console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
+
+
+def metrics(
+    run_id: RunId = "latest",
+    number: Annotated[int | None, typer.Option("--round", metavar="N", min=1, help="only this round")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="print CSV")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Show the metrics of each client: of the model that it got, and of its training."""
+    from thinwire.cli.local_state import opened
+    from thinwire.core.errors import NotFound, UsageError
+    from thinwire.reports.client_metrics import client_metrics, columns
+
+    if csv and json:
+        raise UsageError("--csv and --json are both given", why="each is a form of the same rows", hint="one of them")
+    with opened(home) as store:
+        run = store.run(run_id)
+        try:
+            rows, why = client_metrics(store, run, number), ""
+        except NotFound as error:
+            rows, why = list[dict[str, Any]](), str(error.why)
+    if json:
+        console.document({"run_id": run.run_id, "clients": rows, "why": why})
+    elif csv:
+        _print_csv(rows)
+    elif rows:
+        header = columns(rows)
+        told = [[_cell(row.get(name)) for name in header] for row in rows]
+        console.table(header, told, right=[name for name in header if name not in ("client", "clipped")])
+    if not rows and not json:
+        console.note(f"{run.run_id} has no metrics of single clients" + (f": {why}" if why else " yet"))
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def _print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
+    from thinwire.core.formatting import csv_cell
+    from thinwire.reports.client_metrics import columns
+
+    writer = csv_file.DictWriter(sys.stdout, columns(rows), restval="")
+    writer.writeheader()
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)

@@ -45,7 +45,7 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
     With `watch_aggregator` the run needs the aggregator, and its absence is reported. Without it the run's own process
     may die, and the run is then closed.
     """
-    from thinwire.core.protection_events import is_sampled
+    from thinwire.core.run_events import is_sampled
     from thinwire.reports.reason_text import behind
 
     hides = is_sampled(store.run(run_id).plan)
@@ -242,15 +242,14 @@ class Teller:
 
     def hear(self, event: Event) -> list[str]:
         """Handle one event and return the lines that are now ready."""
-        from thinwire.core.protection_events import without_sample
+        from thinwire.core.run_events import without_sample
 
         shown = without_sample(event) if self.hides_sample else event
         return [] if shown is None else self._hear(shown)
 
     def _hear(self, event: Event) -> list[str]:
         from thinwire.core import events
-        from thinwire.core.protection_events import PhaseClosed
-        from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
+        from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, PhaseClosed
         from thinwire.core.types import PHASES
         from thinwire.reports import reason_text
 

@@ -31,7 +31,7 @@ def run_document(store: Store, run_id: str, number: int | None = None) -> dict[s
 def _secure(store: Store, row: RunRow, rounds: Sequence[RoundRow], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what a run with secure aggregation has besides, and add the phases to its rounds; {} for other runs."""
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
-    from thinwire.store.secure_phases import phases_of
+    from thinwire.store.round_timing import phases_of
 
     if not is_secure(row):
         return {}
@@ -174,7 +174,7 @@ def on_the_wire(wire: int | None, payload: int) -> str:
 
 def print_phases(store: Store, found: RoundRow) -> None:
     """Print the phases of a secure round, and the numbers of its sum."""
-    from thinwire.store.secure_phases import phases_of
+    from thinwire.store.round_timing import phases_of
 
     phases = phases_of(found, store.phases(found.run_id, found.round), store.updates(found.run_id, found.round))
     console.line()

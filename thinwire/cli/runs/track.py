@@ -155,7 +155,7 @@ def evaluated(run: RunRow, rounds: list[RoundRow]) -> list[RoundRow]:
 
 def values(run: RunRow, row: RoundRow) -> Row:
     """Return a round's metrics; without Poisson sampling also its seconds, bytes and numbers of updates."""
-    from thinwire.core.protection_events import is_sampled
+    from thinwire.core.run_events import is_sampled
 
     found = {"round": float(row.round), **row.metrics}
     if is_sampled(run.plan):

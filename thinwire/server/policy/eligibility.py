@@ -23,7 +23,7 @@ from thinwire.core.formatting import plain
 from thinwire.core.layout import Layout, differences
 from thinwire.core.personal_layers import shared_layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_protection import SecureSection
+from thinwire.core.plan_values import SecureSection
 
 MAX_REASON = 500  # letters from a device's own report: every round's journal repeats the reason
 DIGITS = 16  # of a digest, in hex: enough to compare reports of one device

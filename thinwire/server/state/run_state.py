@@ -29,8 +29,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.plan import RunPlan
-from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, SumUnmasked
-from thinwire.core.run_events import RunExtended
+from thinwire.core.run_events import PhaseClosed, PrivacyCommitted, RunExtended, SumUnmasked
 from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger

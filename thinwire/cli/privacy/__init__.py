@@ -1,1 +1,0 @@
-"""`thinwire privacy`: what the noised releases of an aggregator's runs have spent, of which population, on whom."""

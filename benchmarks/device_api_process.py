@@ -24,7 +24,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Assignment, Part, ReplyHeader, UpdateId, UpdateOutcome, Work
 from thinwire.flower import FlowerFleet
-from thinwire.server.limits import limit_of
+from thinwire.server.service import limit_of
 from thinwire.store import FileSpool, Store
 from thinwire.transport.server.tls import InternalCA
 

@@ -45,7 +45,7 @@ class Device(Aggregator):
 
     def session(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
         found = SharedModels(self.home, lambda task: made.bench.layout, lambda: self.min_free)
-        made = super().session(home, take_base=found.take_base, **options)
+        made = super().session(home, keep_shared=found.keep, **options)
         return made
 
     def train(self, *rounds: int, **changed: Any) -> AssignmentHandler:

@@ -88,7 +88,7 @@ def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path)
     held = []
     for run in runs:
         aggregator.answer(session, aggregator.assign(run=run))
-        held.append(session.held_bytes)
+        held.append(session.kept.held_bytes)
     kept = {path.name for path in (tmp_path / "device" / "runs").iterdir() if len(list(path.iterdir())) > 1}
     assert kept == set(runs[-4:])
     assert held[3:] == held[3:4] * 4

@@ -10,7 +10,7 @@ from tests.support.server_bench import LAYOUT
 from tests.support.several_runs import Site, steady
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, RoundOpened, RunStatusChanged
-from thinwire.server.limits import Admission, available, memory_limit, memory_of, vectors_of
+from thinwire.server.service import Admission, available, memory_limit, memory_of, vectors_of
 
 ONE = 4 * LAYOUT.size * 4  # bytes of a run of the plan below
 

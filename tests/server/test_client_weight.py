@@ -22,8 +22,8 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import ClientSelected, ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.types import ReplyHeader, UpdateId
+from thinwire.server.aggregator import caps_of, largest_a, require_a
 from thinwire.server.model_store import Versions
-from thinwire.server.policy.weight_caps import caps_of, largest_a, require_a
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store.round_timing import turns
 from thinwire.web.run_queries import Reader

@@ -14,7 +14,7 @@ from tests.support.server_bench import SILENT
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.types import Assignment
-from thinwire.server.aggregator import AggregationQueue, AggregationResult
+from thinwire.server.round_close import AggregationQueue, AggregationResult
 from thinwire.simulation import Turn
 
 SHARES = 4  # of all places: one test each

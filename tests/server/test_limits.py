@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.server_bench import LAYOUT, REPORT, Bench, scripted
 from thinwire.core import RunPlan
-from thinwire.server.limits import BASE_BYTES, RunLimits
+from thinwire.server.service import BASE_BYTES, RunLimits
 
 
 def test_an_answer_may_be_as_large_as_its_model_allows_and_no_larger(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import hold
 from thinwire.store import ROLES, MeasureRow, Order, Store
 from thinwire.store.device_profiles import work_key
-from thinwire.store.store import MOST_WAITING
+from thinwire.store.work_queue import MOST_WAITING
 from thinwire.web.access import LEAST
 
 HERE = {"Origin": "http://127.0.0.1:8080"}

@@ -69,7 +69,7 @@ def serve(
     gate = gate or AdmissionController(folder=folder, carries=secure.carries if secure is not None else frozenset())
     shared = SharedModels(folder, lambda task: sessions[task].bench.layout, lambda: gate.min_free_bytes)
     sessions = {
-        task.name: AssignmentHandler(name, task, folder, where, gate=gate, secure=secure, take_base=shared.take_base)
+        task.name: AssignmentHandler(name, task, folder, where, gate=gate, secure=secure, keep_shared=shared.keep)
         for task in tasks
     }
     with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
@@ -113,7 +113,8 @@ def wanted(gate: AdmissionController, benches: Sequence[Executor]) -> Callable[[
             return False
         try:
             parsed = RunPlan.from_json(plan)
-            payload.require_parts(assignment, parsed, bench_for(bench, parsed).layout)
+            bench = bench_for(bench, parsed) if parsed.local.personal_layers else bench
+            payload.require_parts(assignment, parsed, bench.layout)
         except (CannotReply, ThinwireError):  # the session's reply reports it
             return False
         return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,12 +20,13 @@ from thinwire.client import outbox, payload
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
+from thinwire.client.executor import local_of
 from thinwire.client.payload import ControlVariate, encode
-from thinwire.client.personal import OWN_METRIC, arrays_of, starting_values, tensors_of, values_of_origin
+from thinwire.client.personal import PersonalExecutor, StartingValues, arrays_of, starting_values, values_of_origin
 from thinwire.client.private_noise import noised, private_steps
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
-from thinwire.client.train.protocol import Local, TrainRequest, TrainResult, Work
+from thinwire.client.train.protocol import TrainRequest, TrainResult, Work
 from thinwire.client.train.schedule import REAL, Clock, Schedule
 from thinwire.client.train.state import are_equal
 from thinwire.compression.native import cores, planned_threads
@@ -40,19 +40,17 @@ from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, Vecto
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thinwire.aggregation.control_variates import Algorithm
     from thinwire.client.admission import Limit
     from thinwire.client.executor import Executor
     from thinwire.client.run_state import ClientRunState
     from thinwire.client.train.protocol import Arrays, ClientInfo
     from thinwire.core.fleet import Delivery
-    from thinwire.core.layout import Layout
+    from thinwire.core.layout import Layout, Tensor
     from thinwire.core.plan import RunPlan
-    from thinwire.core.plan_schema import LocalSection
     from thinwire.core.types import Payload
 
 
-TakeBase = Callable[[Assignment, "Path | None", ModelReplica], "Vector | None"]
+OWN_METRIC = "eval/personal"  # share of the evaluated examples that saw trained personal layers of their client
 SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
 SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
 MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
@@ -75,7 +73,7 @@ class AssignmentContext:
     say: Say
     queue_s: float = 0.0
     may_measure: bool = True
-    take_base: TakeBase = payload.take_base
+    take_base: payload.TakeBase = payload.take_base
     may_stop: bool = True  # the deadline may end training if the plan allows it
     afterwards: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
     clock: Clock = REAL
@@ -84,6 +82,7 @@ class AssignmentContext:
     max_state_bytes: int = 0  # of `context.state`, the owner's limit
     loaded: Callable[[Vector | None], None] = lambda buffers: None  # called with the float buffers of the loaded model
     folder: Path | None = None  # the client's
+    keep_shared: payload.KeepShared | None = None
 
     def __post_init__(self) -> None:
         # With overlap the assignment was sent ahead, so its deadline starts when the work does.
@@ -162,11 +161,8 @@ class AssignmentContext:
     def tell(self, what: str, done: int, total: int) -> None:
         """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
         if what == "measure":
-            self.say(
-                f"round {self.assignment.round}: evaluate"
-                if self.assignment.kind == "train"
-                else "measure the last model"
-            )
+            trains = self.assignment.kind == "train"
+            self.say(f"round {self.assignment.round}: evaluate" if trains else "measure the last model")
             return
         if self.limit is not None:
             self.limit.progressed(done, self.plan.local.min_steps if self.plan.local.partial else total)
@@ -241,9 +237,7 @@ def trained(
     if assignment.kind == "train":
         payload.require_work(assignment.work, local.batch)
     replica = ModelReplica(layout, job.plan.downlink.codec, state.replica, state.replica_version)
-    with planned_threads(local.codec_threads or cores()):
-        shared = job.take_base(assignment, job.delivery.bundle, replica)
-    job.loaded(shared)
+    shared = _loaded(job, replica)
     if job.plan.downlink.compressed:
         own_base = replica.params  # later versions come as updates to it
         state = replace(
@@ -253,11 +247,10 @@ def trained(
     counted = state.counted_in(assignment.base_version)
     following = ControlVariate.of(algorithm, layout, state.own, replica.params, counted) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
-    personal = tensors_of(bench)
-    begin = starting_values(personal, state.personal, job.folder, assignment, job.plan.run.init, job.say)
+    personal, begin = _personal(job, bench, state)
     order = TrainRequest(
         measure=job.may_measure and _is_measured(assignment, job.plan), train=assignment.kind == "train",
-        local=_local(assignment, job.plan, algorithm),
+        local=local_of(local, assignment.work.clip, algorithm.prox if algorithm else 0.0),
         work=Work(assignment.work.steps, assignment.work.batch), key=job.train_key, counters=state.counters,
         schedule=job.schedule_after(len(state.pending)),
         within_s=job.train_within_s(4 * layout.size),
@@ -314,11 +307,31 @@ def trained(
     local_buffers: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
     state = replace(
         state, layout_digest=bench.layout.digest, counters=done.counters, buffers=local_buffers,
-        personal=arrays_of(done.kept, personal),
+        personal=arrays_of(done.kept, personal) if personal else {},
     )  # fmt: skip
     if done.state is not None and not are_equal(done.state, state.context):  # else no file is written again
         state = replace(state, context=done.state)
     return Trained(header, state, change, done.buffers, following, frozenset(t.name for t in personal))
+
+
+def _loaded(job: AssignmentContext, replica: ModelReplica) -> Vector | None:
+    """Bring the replica to the assignment's version, and return the float buffers that came with it."""
+    with planned_threads(job.plan.local.codec_threads or cores()):
+        buffers = job.take_base(job.assignment, job.delivery.bundle, replica)
+    if (globs := job.plan.local.personal_layers) and job.keep_shared is not None:
+        job.keep_shared(job.assignment, tuple(globs), replica.params, buffers)
+    job.loaded(buffers)
+    return buffers
+
+
+def _personal(
+    job: AssignmentContext, bench: Executor, state: ClientRunState
+) -> tuple[tuple[Tensor, ...], StartingValues]:
+    """Return the personal tensors, and the values with which they begin; none without personal layers."""
+    if not isinstance(bench, PersonalExecutor):
+        return (), StartingValues()
+    init, personal = job.plan.run.init, bench.personal
+    return personal, starting_values(personal, state.personal, job.folder, job.assignment, init, job.say)
 
 
 def _state_of(job: AssignmentContext, state: ClientRunState) -> Arrays:
@@ -376,18 +389,6 @@ def _encoded(
     payloads, state = encode(change, state, assignment.codec, uplink, layout, key, assignment.round)
     payloads += behind
     return payloads, replace(state, own=following.moved(payloads, assignment.codec)) if following else state
-
-
-def _local(assignment: Assignment, plan: RunPlan, algorithm: Algorithm | None) -> Local:
-    """Return the plan's [local], with what the round and the algorithm set in its place."""
-    return _local_of(plan.local, assignment.work.clip, algorithm.prox if algorithm else 0.0)
-
-
-@lru_cache(maxsize=8)  # one for each run, whatever the number of its rounds, and of the clients of a simulation
-def _local_of(section: LocalSection, clip: float = 0.0, prox: float = 0.0) -> Local:
-    instead = {"clip_grad": clip} if clip else {}
-    instead |= {"prox": prox} if prox else {}
-    return Local.of(section.model_dump(mode="json") | instead)
 
 
 def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:

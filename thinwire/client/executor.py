@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.aggregation import float_buffers
@@ -17,7 +17,7 @@ from thinwire.client.errors import CannotReply, named
 from thinwire.client.private_noise import DeviceSecrets
 from thinwire.client.task import TaskManifest
 from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, Wrong
-from thinwire.client.train.protocol import ClientInfo, TrainRequest, TrainResult
+from thinwire.client.train.protocol import ClientInfo, Local, TrainRequest, TrainResult
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import HUNG_S, LOG, Interpreter, Until, Watchdog, WorkerDied, WorkerProcess
@@ -29,6 +29,7 @@ from thinwire.core.types import Vector
 if TYPE_CHECKING:
     from thinwire.client.train import runtime
     from thinwire.client.train.protocol import Tell
+    from thinwire.core.plan_schema import LocalSection
 
 
 class Executor(Protocol):
@@ -349,3 +350,11 @@ def _sizes(layout: Layout, personal: Collection[str], trains: bool) -> list[int]
 def _wrong(raw: Sequence[str]) -> Wrong:
     kind, what, why, hint = (str(text) for text in raw)
     return (BadUsage if kind == "BadUsage" else BadTask)(what, why, hint)
+
+
+@lru_cache(maxsize=8)  # one for each run, whatever the number of its rounds, and of the clients of a simulation
+def local_of(section: LocalSection, clip: float = 0.0, prox: float = 0.0) -> Local:
+    """Return the plan's [local], with what the round and the algorithm set in its place."""
+    instead = {"clip_grad": clip} if clip else {}
+    instead |= {"prox": prox} if prox else {}
+    return Local.of(section.model_dump(mode="json") | instead)

@@ -16,21 +16,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from thinwire.client import errors, outbox, payload
+from thinwire.client import errors, execute, outbox, payload
 from thinwire.client.admission import AdmissionController
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import FAILED, CannotReply
-from thinwire.client.execute import (
-    AssignmentContext,
-    Begun,
-    Result,
-    TakeBase,
-    Trained,
-    encoded,
-    trained_finite,
-    work,
-)
+from thinwire.client.execute import AssignmentContext, Begun, Result, Trained, encoded, work
 from thinwire.client.executor import Executor, InProcessExecutor
 from thinwire.client.first_model import first_model
 from thinwire.client.outbox import OutcomeHandler, PipelineState
@@ -57,7 +48,8 @@ class AssignmentHandler:
 
     `gate` admits assignments, `kept` holds the state of every run, `bench` executes the task. `folder` is the client's
     directory and `client` names its data. Simulations and tests replace `write`, `folders`, `take_base`,
-    `clock` and `may_stop`. Without `secure` this client cannot sum under masks.
+    `clock` and `may_stop`. Without `secure` this client cannot sum under masks. `keep_shared` gets the models of runs
+    with personal layers.
 
     Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
     was.
@@ -74,10 +66,11 @@ class AssignmentHandler:
         debug: bool = False,
         gate: AdmissionController | None = None,
         folders: Callable[[Path, str], RunFolder] | None = None,
-        take_base: TakeBase = payload.take_base,
+        take_base: payload.TakeBase = payload.take_base,
         clock: Clock = REAL,
         may_stop: bool = True,
         secure: SecureIdentity | None = None,
+        keep_shared: payload.KeepShared | None = None,
     ) -> None:
         self.rounds = SecureRounds(secure)
         self.gate = gate or AdmissionController(carries=secure.carries if secure is not None else frozenset())
@@ -88,15 +81,10 @@ class AssignmentHandler:
         self.kept = RunStore(
             folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
         )
-        self._take_base = take_base
+        self._take_base, self._keep_shared = take_base, keep_shared
         # By run, for the runs in `kept`.
         self._afterwards = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
         self._ahead: dict[str, PipelineState] = {}
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the bytes of all vectors in memory."""
-        return self.kept.held_bytes
 
     def welcomed(self, sequences: Mapping[str, int], identities: Mapping[str, str] | None = None) -> None:
         """Continue numbering above `sequences`, the highest that the aggregator has seen from this device in each run.
@@ -229,7 +217,7 @@ class AssignmentHandler:
         if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
         delivery, resolved = self._admitted(delivery, state.sequence)
-        bench = bench_for(self.bench, resolved)
+        bench = self._bench(resolved)
         assignment = delivery.assignment
         if assignment.kind == "train" and self.gate.min_free_bytes:  # before training, not when its state is written
             more_bytes = max(0, payload.least_kept_bytes(resolved, bench.layout) - state.nbytes)
@@ -238,7 +226,7 @@ class AssignmentHandler:
             delivery, resolved, self.name, cancelled, say, queue_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
             self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock), began, self.gate.max_state_bytes,
-            folder=self.folder,
+            folder=self.folder, keep_shared=self._keep_shared,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
@@ -278,7 +266,7 @@ class AssignmentHandler:
             delivery = replace(delivery, assignment=assignment)
         resolved = self.gate.plans.parsed(plan)
         if delivery.bundle is None:  # no part was fetched, so the link has not checked the sizes
-            payload.require_parts(assignment, resolved, bench_for(self.bench, resolved).layout)
+            payload.require_parts(assignment, resolved, self._bench(resolved).layout)
         if assignment.kind not in ("init", "train", "evaluate"):
             raise CannotReply("protocol", f"this client cannot {assignment.kind}")
         if (assignment.secure is not None) != (resolved.secure.enabled and assignment.kind == "train"):
@@ -292,7 +280,7 @@ class AssignmentHandler:
 
         A failure becomes the outcome of the `Begun`, so it is sent after the replies before it.
         """
-        assignment, bench = job.assignment, bench_for(self.bench, job.plan)
+        assignment, bench = job.assignment, self._bench(job.plan)
         ahead = self._ahead.setdefault(assignment.run, PipelineState())
         if state.layout_digest not in ("", bench.layout.digest):
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
@@ -300,7 +288,7 @@ class AssignmentHandler:
         pending = outbox.still_pending(state.pending, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = trained_finite(job, header, state, bench, self.client)
+            found = execute.trained_finite(job, header, state, bench, self.client)
         except Cancelled:
             raise
         except Exception as error:
@@ -314,18 +302,18 @@ class AssignmentHandler:
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, send: Send | None
     ) -> Begun:
         """Send this client's advertisement once the model is loaded, and train; a client that leaves trains no more."""
-        bench, policy, assignment = bench_for(self.bench, job.plan), self.gate.policy, job.assignment
+        bench, policy, assignment = self._bench(job.plan), self.gate.policy, job.assignment
         if assignment.round <= state.encoded_at:  # one masked vector a round, whatever an aggregator has forgotten
             raise CannotReply(FAILED, "order", f"round {state.encoded_at} of this run was summed here before")
         with self.rounds.during(job, bench.layout.size, policy, send):
-            found = trained_finite(job, header, state, bench, self.client)
+            found = execute.trained_finite(job, header, state, bench, self.client)
         self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
         return Begun(job, found, self.clock.now())
 
     def _finish(self, begun: Begun) -> Answer:
         job, assignment, found = begun.job, begun.job.assignment, begun.outcome
         folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
-        state, layout = self._settle(self._settling(job, folder), state), bench_for(self.bench, job.plan).layout
+        state, layout = self._settle(self._settling(job, folder), state), self._bench(job.plan).layout
         if isinstance(found, Failure):
             return found, None
         spent = found.header.timings
@@ -340,6 +328,9 @@ class AssignmentHandler:
         make = encoded if assignment.secure is None else self.rounds.encode
         return self._commit(assignment, folder, make(job, found, onto, layout))
 
+    def _bench(self, plan: RunPlan) -> Executor:
+        return bench_for(self.bench, plan) if plan.local.personal_layers else self.bench
+
     def _ahead_of(self, run: str) -> PipelineState:
         """Return the `PipelineState` of a run, or an empty one that is not stored."""
         return self._ahead.get(run) or PipelineState()
@@ -352,7 +343,7 @@ class AssignmentHandler:
                 self._ahead.pop(run, None)
 
     def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
-        bench = bench_for(self.bench, job.plan)
+        bench = self._bench(job.plan)
         return OutcomeHandler(job.assignment, job.plan, bench.layout, self.name, folder, job.say)
 
     def _settle(self, settling: OutcomeHandler, state: ClientRunState) -> ClientRunState:

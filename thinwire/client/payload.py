@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.prng import Key
 from thinwire.core.records import replace
 from thinwire.core.types import Assignment, Part, Payload, State, Vector, Work
+
+TakeBase = Callable[[Assignment, Path | None, ModelReplica], Vector | None]
+KeepShared = Callable[[Assignment, tuple[str, ...], Vector, Vector | None], None]
 
 
 class BaseModelCache:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 RESHAPED = "of another shape"  # the state of which `ReplyHeader.lost` reports the loss
 FIRST = "0"  # the model of `run:ID@0`
-OWN_METRIC = "eval/personal"  # share of the evaluated examples that saw trained personal layers of their client
 
 
 @dataclass(frozen=True)
@@ -105,11 +104,6 @@ def bench_for(bench: Executor, plan: RunPlan) -> Executor:
     except PlanError as error:
         raise CannotReply("layout-mismatch", str(error)) from error
     return made
-
-
-def tensors_of(bench: Executor) -> tuple[Tensor, ...]:
-    """Return the personal tensors of an executor; none without personal layers."""
-    return bench.personal if isinstance(bench, PersonalExecutor) else ()
 
 
 def vector_of(arrays: Arrays, tensors: tuple[Tensor, ...]) -> Vector | None:

@@ -26,7 +26,7 @@ from safetensors.numpy import load_file, save
 
 from thinwire.aggregation.mean import counters as counted
 from thinwire.aggregation.mean import float_values, kept_type
-from thinwire.client import outbox, payload
+from thinwire.client import outbox
 from thinwire.client.run_state import (
     MARK,
     NOT_KNOWN,
@@ -45,7 +45,6 @@ from thinwire.core.records import replace
 from thinwire.core.statedir import private_folder, require_room, write_atomically
 
 if TYPE_CHECKING:
-    from thinwire.aggregation.downlink import ModelReplica
     from thinwire.core.types import Assignment, Vector
 
 FOLDER = "personal"  # in the client's folder: a file for each run that has ended
@@ -159,17 +158,15 @@ class SharedModels:
         self._folder, self._layout_of, self._min_free = folder, layout_of, min_free
         self._stored: dict[str, tuple[str, int]] = {}  # run -> identity and version of what its file has
 
-    def take_base(self, assignment: Assignment, bundle: Path | None, replica: ModelReplica) -> Vector | None:
-        """Bring the replica to the assignment's version as `payload.take_base` does, and store its shared part."""
-        buffers = payload.take_base(assignment, bundle, replica)
-        local = {} if isinstance(assignment.plan, str) else assignment.plan.get("local", {})
-        globs, has = tuple(local.get("personal_layers", ())), (assignment.identity, assignment.base_version)
-        if globs and self._stored.get(assignment.run) != has:
+    def keep(self, assignment: Assignment, globs: tuple[str, ...], params: Vector, buffers: Vector | None) -> None:
+        """Store the model of an assignment whose plan names personal layers, unless its file has that version."""
+        has = assignment.identity, assignment.base_version
+        if self._stored.get(assignment.run) != has:
+            local = {} if isinstance(assignment.plan, str) else assignment.plan.get("local", {})
             with contextlib.suppress(DataLost, PlanError):
-                data = self._shared(assignment, globs, replica.params, buffers)
+                data = self._shared(assignment, globs, params, buffers)
                 self._write(_shared_path(self._folder, assignment.run), data, local.get("durability") != "exit")
                 self._stored[assignment.run] = has
-        return buffers
 
     def _shared(self, assignment: Assignment, globs: tuple[str, ...], params: Vector, buffers: Vector | None) -> bytes:
         whole = self._layout_of(assignment.task)

@@ -145,7 +145,7 @@ class TaskManifest:
             wrong = tuple(str(text) for text in row["wrong"])
             return cls(row["spec"], str(row["spec"]).partition("=")[0], error=wrong[1], wrong=wrong)
         found = cls(**row)
-        _ = found.report  # reads the layout, and raises if it is invalid
+        _ = found.report  # reads the layout, once, and raises if it is invalid
         return found
 
     @cached_property
@@ -153,7 +153,7 @@ class TaskManifest:
         """Return the layout of the task's model, None if there is none."""
         return Layout.from_json(self.layout) if self.layout is not None else None
 
-    @property
+    @cached_property
     def report(self) -> TaskReport:
         """Return what a hello reports of the task."""
         if self.parsed is None:

@@ -34,7 +34,7 @@ from thinwire.client.train import data
 from thinwire.client.train import module as tensors
 from thinwire.client.train.context import Context
 from thinwire.client.train.errors import Wrong, task_code
-from thinwire.client.train.evaluate import BATCH, as_loss, evaluate, names, whole_set
+from thinwire.client.train.evaluate import BATCH, evaluate, names, whole_set
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Local, Work
@@ -230,7 +230,7 @@ def assigned(plan: RunPlan, steps: int) -> Local:
 
 def _loss(task: LoadedTask, module: torch.nn.Module, batch: Any) -> float:
     with torch.no_grad():
-        return float(as_loss(task.module.loss(module, batch)))
+        return float(tensors.as_loss(task.module.loss(module, batch)))
 
 
 def shapes(batch: Any) -> list[str]:

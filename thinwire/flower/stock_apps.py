@@ -139,7 +139,7 @@ class StockRun:
     def make(self, nodes: int) -> None:
         """Run all rounds, and print one line for each."""
         from thinwire.server.aggregator import Model
-        from thinwire.server.limits import limit_of
+        from thinwire.server.service import limit_of
 
         versions, stored = self._first(self._nodes(nodes))
         layout = versions.layout
@@ -197,10 +197,9 @@ class StockRun:
         return Layout.from_json(said["layout"]), stored, reply.parts
 
     def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
-        from thinwire.server.aggregator import RoundAggregator
+        from thinwire.server.aggregator import RoundAggregator, caps_of
         from thinwire.server.evaluation import pooled_metrics
         from thinwire.server.policy.assignment_terms import work_of
-        from thinwire.server.policy.weight_caps import caps_of
         from thinwire.server.round_close import aggregated_without, refold
 
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))

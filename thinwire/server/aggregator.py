@@ -1,23 +1,27 @@
 """Aggregation of a round: each accepted update is added as it comes, then the server optimizer makes one step.
 
 `RoundAggregator` holds the running sum of a round, so memory does not grow with the number of clients.
-`AggregationQueue` runs the additions outside the poll thread.
+`AggregationQueue` (round_close.py) runs the additions outside the poll thread.
 
-`WeightCaps` limits the weight of each client (server/policy/weight_caps.py).
+`WeightCaps` holds the most that one client counts for: its examples, its normaliser, and the norm of its update. The
+mean of the updates is multiplied by the mean of all normalisers (FedNova, Wang et al. 2020). A client that reported a
+normaliser of 10^9 would thus change the model a million times too far, in the direction of the other updates. So a
+normaliser is bounded by the steps, and the weight of each client by its caps.
 
-Invariant: updates are added in the order of the journal, one at a time. Therefore a resumed round gives the same bits.
+Invariants: updates are added in the order of the journal, one at a time. Therefore a resumed round gives the same bits.
+No honest device's normaliser is above `largest_a` of its steps. A learning rate that a schedule lowers and the mu of
+FedProx only make the normaliser smaller.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from statistics import median
 
 import numpy as np
 
@@ -40,8 +44,100 @@ from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import ServerSection
-from thinwire.core.types import Arrived, ReplyHeader, State, UpdateId, Vector
-from thinwire.server.policy.weight_caps import WeightCaps, require_a
+from thinwire.core.types import Arrived, ReplyHeader, State, Vector
+
+ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula
+FEWEST = 3  # clients from which on a median is meaningful
+
+
+def largest_a(plan: RunPlan, steps: int) -> float:
+    """Return the largest normaliser of so many steps at the plan's learning rate; 1 if a task's own `train()` counts no
+    steps.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nmomentum=0.9')
+    >>> round(largest_a(plan, 2), 9), largest_a(plan, 0)
+    (2.9, 1.0)
+    """
+    algorithm = algorithm_of(plan)
+    if not steps or (algorithm is not None and algorithm.whole):
+        return 1.0
+    m = plan.local.momentum if plan.local.optimizer == "sgd" else 0.0
+    return float((steps - m * (1.0 - m**steps) / (1.0 - m)) / (1.0 - m))
+
+
+def require_a(plan: RunPlan, header: ReplyHeader, assigned: int) -> None:
+    """Raise `BadPayload` for more steps than were assigned, or for a larger normaliser than the steps can have.
+
+    `assigned` = 0 means that the plan leaves the number of steps to the device.
+    """
+    if assigned and header.steps > assigned:
+        raise BadPayload(f"an update of {header.steps} steps", why=f"{assigned} were assigned")
+    most = largest_a(plan, header.steps)
+    if not 0 < header.a <= most * (1 + ROUNDING):
+        raise BadPayload(f"an update with a = {header.a:g}", why=f"{header.steps} steps come to at most {most:g}")
+
+
+@dataclass(frozen=True)
+class WeightCaps:
+    """Holds the most examples, the largest normaliser and the largest norm that one client counts for in a round, and
+    the medians behind the first two.
+    """
+
+    examples: float = math.inf
+    a: float = math.inf
+    norm: float = math.inf
+    median_examples: float = 0.0
+    median_a: float = 0.0
+
+    def counted(self, header: ReplyHeader) -> ReplyHeader:
+        """Return the reply's header with its examples and normaliser limited to the caps."""
+        if header.examples <= self.examples and header.a <= self.a:
+            return header
+        return replace(header, examples=int(min(header.examples, self.examples)), a=min(header.a, self.a))
+
+    def capped(self, header: ReplyHeader, by_examples: bool) -> Capped | None:
+        """Return what a client counts less for; None if it counts in full. `by_examples`: True if its examples are its
+        weight.
+        """
+        found, own = Capped(), self.counted(header)
+        if by_examples and own.examples < header.examples:
+            found |= {"examples": header.examples, "counted": own.examples, "median": self.median_examples}
+        if own.a < header.a:
+            found |= {"a": header.a, "a_counted": own.a, "a_median": self.median_a}
+        return found or None
+
+
+def caps_of(plan: RunPlan, headers: Sequence[ReplyHeader]) -> WeightCaps:
+    """Return the caps of a round: `[cohort] max_weight` times the medians of its updates, from three clients on.
+
+    If the plan counts passes, the number of steps depends on the device's own data, so its normaliser has a cap too.
+    """
+    most = plan.cohort.max_weight
+    if most == "none" or len({header.update_id.device for header in headers}) < FEWEST:
+        return WeightCaps()
+    examples, a = median(header.examples for header in headers), median(header.a for header in headers)
+    by_passes = plan.local.steps is None
+    return WeightCaps(
+        max(1, int(most * examples)), most * a if by_passes else math.inf, median_examples=examples, median_a=a
+    )
+
+
+def largest_norm(plan: RunPlan, norms: Sequence[float]) -> float:
+    """Return the bound on the norm of an update: the plan's, or its quantile of these norms; infinity without one.
+
+    The quantile is one of the norms, the lower of two: a value between would follow a hostile norm beside it.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[server]\\nmax_norm="q0.5"')
+    >>> largest_norm(plan, [1.0, 3.0, 9.0]), largest_norm(plan, [])
+    (3.0, inf)
+    >>> largest_norm(plan, [1.0, 2.0, 3.0, 2.0**60])
+    2.0
+    """
+    given = plan.server.max_norm
+    if not isinstance(given, str):
+        return math.inf if given is None else given
+    return float(np.quantile(norms, float(given.removeprefix("q")), method="lower")) if norms else math.inf
+
 
 Frames = Callable[[], Iterator[Arrived]]
 MAX_VALUE = 2.0**96  # of a model: codecs keep their invariants up to 2^100; the downlink encodes differences of two
@@ -264,76 +360,3 @@ class RoundAggregator:
         change = self.changes.close()
         assert change is not None
         return self.algorithm.step(change[: self.layout.model_size], common), {COMMON: common}
-
-
-@dataclass(frozen=True)
-class AggregationResult:
-    """The result of one addition: done in `seconds`, or the update is `rejected` for a reason."""
-
-    update_id: UpdateId
-    seconds: float
-    rejected: str = ""
-
-
-class AggregationQueue:
-    """Additions that were started and are not reported yet, on one worker thread, first in, first out.
-
-    One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
-    more than a small addition if nothing else waits. `BadPayload` rejects the update; any other exception is a defect
-    of Thinwire and is raised by `finished`, or with `at_once` by `begin`.
-    """
-
-    def __init__(self, at_once: bool = False) -> None:
-        self._worker = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
-        self._done: list[AggregationResult] = []
-        self._begun: dict[UpdateId, Future[AggregationResult]] = {}  # in their order
-
-    def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
-        """Start an addition, and time it."""
-
-        def timed() -> AggregationResult:
-            start = time.perf_counter()
-            try:
-                fold()
-            except BadPayload as error:
-                return AggregationResult(update_id, time.perf_counter() - start, rejected=f"bad-payload: {error}")
-            return AggregationResult(update_id, time.perf_counter() - start)
-
-        if self._worker is None:
-            self._done.append(timed())
-            return
-        self._begun[update_id] = self._worker.submit(timed)
-
-    def withdraw(self, update_id: UpdateId) -> bool:
-        """Return True if an addition could be cancelled before it began; it is not reported then."""
-        future = self._begun.get(update_id)
-        if future is None or not future.cancel():
-            return False
-        del self._begun[update_id]
-        return True
-
-    def finished(self, wait_s: float = 0.0) -> list[AggregationResult]:
-        """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
-        if self._begun and wait_s:
-            wait(list(self._begun.values())[:1], timeout=wait_s)
-        done, self._done = self._done, []
-        for update_id, future in list(self._begun.items()):
-            if not future.done():
-                break
-            del self._begun[update_id]  # its exception would keep the aggregator alive
-            done.append(future.result())
-        return done
-
-    def settle(self) -> None:
-        """Wait until all additions that were started have ended; `finished` reports them."""
-        wait(self._begun.values())
-
-    @property
-    def running(self) -> bool:
-        """Return True if an addition is not reported yet."""
-        return bool(self._begun or self._done)
-
-    def close(self) -> None:
-        """Cancel the additions that have not begun, and wait for the running one."""
-        if self._worker is not None:
-            self._worker.shutdown(wait=True, cancel_futures=True)

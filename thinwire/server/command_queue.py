@@ -1,7 +1,7 @@
 """The commands that people leave for the service, as rows of the store; each is answered when it has taken effect.
 
-`CommandQueue` reads them. The driver of a run reads in it what a person wants. `RecordingFleet`, the fleet as the service polls
-it, carries out the commands about runs without a driver, and about devices; it also records who connects.
+`CommandQueue` reads them, also for the driver of a run. `RecordingFleet`, the fleet as the service polls it, carries
+out the commands about devices and about runs without a driver; it also records who connects.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ replies come from devices, and are not trusted: `invalid_reply` looks at one bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from thinwire.aggregation.plan_codecs import codec_of, rungs
+from thinwire.core.events import RoundOpened
 from thinwire.core.formatting import Reason
 from thinwire.core.types import ReplyHeader, assignment_id_of, assignment_round, is_follow_up
 from thinwire.server.context import RunContext
@@ -25,7 +27,9 @@ from thinwire.server.policy.assignment_terms import (
     choose_work,
     fixed,
 )
-from thinwire.server.policy.cohort import SelectionWeights, evaluates, weights
+from thinwire.server.policy.cohort import SelectionWeights, evaluates, in_time, weights, who_could_answer
+from thinwire.server.policy.eligibility import AbleDevices
+from thinwire.server.round_events import Replacement
 from thinwire.store.device_profiles import update_bytes, work_key, workload
 
 Expected = Mapping[str, Sequence[float | None]]  # device -> p90 in seconds for each codec; None: unknown
@@ -202,3 +206,36 @@ def assigned_steps(running: RunContext, header: ReplyHeader) -> int:
         assigned = running.past.ledger.find(header.assignment_id, header.update_id.device)
         return assigned.steps if assigned else 0
     return steps or 0
+
+
+class Replacements:
+    """Candidates for replacements in a round: connected, able and idle devices that are not in its `assignments`."""
+
+    def __init__(self, running: RunContext, opened: RoundOpened, assignments: Mapping[str, str]) -> None:
+        self._running, self._opened, self._assignments = running, opened, assignments
+        self._drawn = deque(opened.later)  # sampled at the opening: selected first when a slot is free
+        self._pool = AbleDevices(running.eligibility, running.past.barred)
+
+    def in_time(self, left_s: float) -> Iterator[Replacement]:
+        """Yield the candidates that can reply within `left_s` seconds, first those that the round sampled at its
+        opening.
+
+        The search runs lazily. A round that needs more devices than are free wants those that other runs have.
+        """
+        running, past, opened = self._running, self._running.past, self._opened
+        while self._drawn and self._drawn[0] in self._assignments:
+            self._drawn.popleft()
+        terms = left_s, past.took, opened.deadline_s
+        for device in in_time(self._drawn, *terms):
+            if running.is_free(device):
+                yield self._replacement(device)
+        drawn = set(self._drawn)
+        able = self._pool.now(self._assignments, running.elapsed)
+        idle = (device for device in able if device not in drawn and running.is_free(device))
+        for device in who_could_answer(idle, *terms, running.plan.run.seed, opened.round):
+            yield self._replacement(device)
+        running.leases.want(running.run_id, running.leases.taken(running.run_id, able))
+
+    def _replacement(self, device: str) -> Replacement:
+        """Return the device as a candidate, with its `assignment_id` in this round."""
+        return Replacement(device, assignment_id_of(self._running.run_id, self._opened.round, device))

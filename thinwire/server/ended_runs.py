@@ -233,7 +233,7 @@ KEEP_DAYS = "keep_days"  # who deletes by age, in the audit log and in `deleted_
 
 
 class Retention:
-    """Deletes runs and records of devices that are older than the operator wants to keep; None: it deletes nothing.
+    """Deletes runs and records of devices that are older than the operator wants to keep.
 
     Age is counted by the aggregator's clock. After a step of that clock ahead it deletes nothing before the next look,
     because a clock that was set wrongly is soon set back, and nothing brings a deleted run back. Runs are deleted by
@@ -241,15 +241,13 @@ class Retention:
     at the first look after its own deletion.
     """
 
-    def __init__(self, store: Store, clock: Clock, keep_days: int | None) -> None:
+    def __init__(self, store: Store, clock: Clock, keep_days: int) -> None:
         self._store, self._clock, self._keep_days = store, clock, keep_days
         self._looked_at, self._looked_wall = -math.inf, -math.inf
         self._left: Iterator[None] = iter(())
 
     def step(self) -> None:
         """Do the next short step: look once in a while, then delete in one transaction a call."""
-        if self._keep_days is None:
-            return
         if self._clock.now() - self._looked_at >= RETAINED_S:
             since, wall = self._clock.now() - self._looked_at, self._clock.wall()
             stepped = math.isfinite(since) and wall - self._looked_wall > since + RETAINED_S

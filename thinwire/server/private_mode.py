@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
     from thinwire.core.prng import SecretRng
     from thinwire.core.types import ReplyHeader, State, Vector
+    from thinwire.server.aggregator import WeightCaps
     from thinwire.server.context import RunContext
     from thinwire.server.policy.cohort import Cohort
-    from thinwire.server.policy.weight_caps import WeightCaps
 
 
 NOT_RESERVED = "the privacy ledger has no open reservation for it, as in a restored backup"

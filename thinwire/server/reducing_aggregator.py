@@ -26,8 +26,7 @@ from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, State, UpdateId, Vector
-from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator, largest
-from thinwire.server.policy.weight_caps import WeightCaps
+from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator, WeightCaps, largest
 
 
 def reducing_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> RoundAggregator:

@@ -1,4 +1,5 @@
-"""Closing of a round: the step is made, the model version is made durable, and all of it is recorded in one commit.
+"""The sum of a round and its close: updates are added one at a time (`AggregationQueue`), then `finish` makes the step
+and the model version durable, and records all of it in one commit.
 
 The updates are aggregated again if the closed round shows that one of them counts otherwise. There are two reasons. An
 update counts less if its client's weight is over the cap, which follows from the medians of the whole round. It does
@@ -9,23 +10,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from thinwire.core.errors import BadPayload
 from thinwire.core.events import NO_STEP, Event, RoundClosed
 from thinwire.core.formatting import Capped
 from thinwire.core.types import ReplyHeader, UpdateId
-from thinwire.server.aggregator import Frames, RoundAggregator
+from thinwire.server.aggregator import Frames, RoundAggregator, caps_of, largest_norm
 from thinwire.server.evaluation import names_in, pooled
-from thinwire.server.policy.weight_caps import caps_of, largest_norm
 from thinwire.server.round_events import RoundResult
-from thinwire.server.round_runner import AGGREGATION_WAIT_S, RoundRunner
 from thinwire.server.state.model_history import MEASURED, TRAINED
 from thinwire.store import MeasureRow
 from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, work_key
 
+if TYPE_CHECKING:
+    from thinwire.server.round_runner import RoundRunner
+
+AGGREGATION_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
 Stepped = tuple[RoundResult, dict[str, Capped]]  # the final result, and the updates that count less
 
 
@@ -241,3 +245,76 @@ def where_time_went(
         "receive_s": one.receive_s.get(last.update_id, 0.0),
         "aggregate_s": one.folding_s if one.running.simulated else one.aggregate_s.get(last.update_id, 0.0),
     }
+
+
+@dataclass(frozen=True)
+class AggregationResult:
+    """The result of one addition: done in `seconds`, or the update is `rejected` for a reason."""
+
+    update_id: UpdateId
+    seconds: float
+    rejected: str = ""
+
+
+class AggregationQueue:
+    """Additions that were started and are not reported yet, on one worker thread, first in, first out.
+
+    One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
+    more than a small addition if nothing else waits. `BadPayload` rejects the update; any other exception is a defect
+    of Thinwire and is raised by `finished`, or with `at_once` by `begin`.
+    """
+
+    def __init__(self, at_once: bool = False) -> None:
+        self._worker = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
+        self._done: list[AggregationResult] = []
+        self._begun: dict[UpdateId, Future[AggregationResult]] = {}  # in their order
+
+    def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
+        """Start an addition, and time it."""
+
+        def timed() -> AggregationResult:
+            start = time.perf_counter()
+            try:
+                fold()
+            except BadPayload as error:
+                return AggregationResult(update_id, time.perf_counter() - start, rejected=f"bad-payload: {error}")
+            return AggregationResult(update_id, time.perf_counter() - start)
+
+        if self._worker is None:
+            self._done.append(timed())
+            return
+        self._begun[update_id] = self._worker.submit(timed)
+
+    def withdraw(self, update_id: UpdateId) -> bool:
+        """Return True if an addition could be cancelled before it began; it is not reported then."""
+        future = self._begun.get(update_id)
+        if future is None or not future.cancel():
+            return False
+        del self._begun[update_id]
+        return True
+
+    def finished(self, wait_s: float = 0.0) -> list[AggregationResult]:
+        """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
+        if self._begun and wait_s:
+            wait(list(self._begun.values())[:1], timeout=wait_s)
+        done, self._done = self._done, []
+        for update_id, future in list(self._begun.items()):
+            if not future.done():
+                break
+            del self._begun[update_id]  # its exception would keep the aggregator alive
+            done.append(future.result())
+        return done
+
+    def settle(self) -> None:
+        """Wait until all additions that were started have ended; `finished` reports them."""
+        wait(self._begun.values())
+
+    @property
+    def running(self) -> bool:
+        """Return True if an addition is not reported yet."""
+        return bool(self._begun or self._done)
+
+    def close(self) -> None:
+        """Cancel the additions that have not begun, and wait for the running one."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=True, cancel_futures=True)

@@ -20,7 +20,7 @@ from thinwire.core.fleet import Envelope
 from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, SecureWork, assignment_id_of
-from thinwire.server.aggregator import RoundAggregator
+from thinwire.server.aggregator import RoundAggregator, WeightCaps, largest_norm
 from thinwire.server.concurrency import at_work_before, slowest_s
 from thinwire.server.context import RunContext
 from thinwire.server.device_terms import (
@@ -37,7 +37,6 @@ from thinwire.server.device_terms import (
 from thinwire.server.evaluation import evaluation
 from thinwire.server.policy.assignment_terms import Deadline, in_groups
 from thinwire.server.policy.cohort import Cohort, choose, evaluators, updates_needed
-from thinwire.server.policy.weight_caps import WeightCaps, largest_norm
 from thinwire.server.reducing_aggregator import reducing_aggregator
 from thinwire.server.round import Round, RoundMachine
 from thinwire.server.round_events import RoundConfig

@@ -9,8 +9,8 @@ the same order.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,18 +29,16 @@ from thinwire.core.events import (
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected
 from thinwire.core.protocol import without_digests, without_facts
 from thinwire.core.serialization import reply_to_json
-from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assignment_id_of, assignment_round
+from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assignment_round
 from thinwire.server import round_events
-from thinwire.server.aggregator import AggregationQueue, Frames
+from thinwire.server.aggregator import Frames
 from thinwire.server.context import POLL_S, RunContext
-from thinwire.server.device_terms import invalid_reply, own_terms
-from thinwire.server.policy.cohort import in_time, who_could_answer
-from thinwire.server.policy.eligibility import AbleDevices
-from thinwire.server.round_events import AggregateUpdate, Replacement, nobody
+from thinwire.server.device_terms import Replacements, invalid_reply, own_terms
+from thinwire.server.round_close import AGGREGATION_WAIT_S, AggregationQueue
+from thinwire.server.round_events import AggregateUpdate, nobody
 from thinwire.store import MeasureRow
 
 TELLS_FACTS = "an update whose header has facts about its client, in a run that may know none"
-AGGREGATION_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
 
 
 class RoundRunner:
@@ -364,36 +362,3 @@ class RoundRunner:
     def frames(self, update_id: UpdateId) -> Frames:
         """Return a function that opens the payload of an update in the spool."""
         return lambda: self.running.fleet.open(update_id)
-
-
-class Replacements:
-    """Candidates for replacements in a round: connected, able and idle devices that are not in its `assignments`."""
-
-    def __init__(self, running: RunContext, opened: RoundOpened, assignments: Mapping[str, str]) -> None:
-        self._running, self._opened, self._assignments = running, opened, assignments
-        self._drawn = deque(opened.later)  # sampled at the opening: selected first when a slot is free
-        self._pool = AbleDevices(running.eligibility, running.past.barred)
-
-    def in_time(self, left_s: float) -> Iterator[Replacement]:
-        """Yield the candidates that can reply within `left_s` seconds, first those that the round sampled at its
-        opening.
-
-        The search runs lazily. A round that needs more devices than are free wants those that other runs have.
-        """
-        running, past, opened = self._running, self._running.past, self._opened
-        while self._drawn and self._drawn[0] in self._assignments:
-            self._drawn.popleft()
-        terms = left_s, past.took, opened.deadline_s
-        for device in in_time(self._drawn, *terms):
-            if running.is_free(device):
-                yield self._replacement(device)
-        drawn = set(self._drawn)
-        able = self._pool.now(self._assignments, running.elapsed)
-        idle = (device for device in able if device not in drawn and running.is_free(device))
-        for device in who_could_answer(idle, *terms, running.plan.run.seed, opened.round):
-            yield self._replacement(device)
-        running.leases.want(running.run_id, running.leases.taken(running.run_id, able))
-
-    def _replacement(self, device: str) -> Replacement:
-        """Return the device as a candidate, with its `assignment_id` in this round."""
-        return Replacement(device, assignment_id_of(self._running.run_id, self._opened.round, device))

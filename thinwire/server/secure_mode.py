@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from thinwire.core.events import RoundOpened
     from thinwire.core.fleet import DeviceRow
     from thinwire.core.plan import RunPlan
+    from thinwire.server.aggregator import WeightCaps
     from thinwire.server.context import RunContext
     from thinwire.server.policy.cohort import Cohort
-    from thinwire.server.policy.weight_caps import WeightCaps
 
 RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two small messages each way
 # The latest end of each phase: for agree and unmask as a share of the reserve, else of the time before the reserve.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from thinwire.core.formatting import Capped
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
-    from thinwire.server.policy.weight_caps import WeightCaps
+    from thinwire.server.aggregator import WeightCaps
 
 PARTS = ("masked",)  # of a masked update: the packed update, then the scalars
 QUANTILE, RATE = 0.9, math.log(2) / 0.9  # no update fits: the clip doubles; all fit: it shrinks by 7 percent

@@ -318,7 +318,7 @@ class SessionCache:
             self._states.drop(index)
             return Answered(None, None, took_s, tuple(before))
         held_bytes = sum(folder.held_bytes for folder in folders if isinstance(folder, CachedRunFolder))
-        self._states.use(index, SESSION_BYTES + session.held_bytes + held_bytes)
+        self._states.use(index, SESSION_BYTES + session.kept.held_bytes + held_bytes)
         for other in self._states.excess(AWAKE_BYTES):
             self.sleep(other)
         self._data.use(index, SESSION_BYTES + self.bench.inner.split_bytes(session.client))

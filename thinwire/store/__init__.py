@@ -20,9 +20,10 @@ from thinwire.store.read_models import (
 )
 from thinwire.store.sessions import MACHINE, ROLES, Person
 from thinwire.store.spool import FileSpool
-from thinwire.store.store import START_RUN, Commands, RunOrder, Store
+from thinwire.store.store import RunOrder, Store
 from thinwire.store.tokens import TokenRow
 from thinwire.store.users import UserRow
+from thinwire.store.work_queue import START_RUN, Commands
 
 __all__ = [
     "LINK_KINDS",

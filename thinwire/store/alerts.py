@@ -18,8 +18,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound
-from thinwire.store.database import Base, Counter, Database, Words
-from thinwire.store.queries import columns_of
+from thinwire.store.database import Base, Counter, Database, Words, columns_of
 
 MOST_CLOSED: Final = 1000  # closed alerts that are kept
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0  # until a message that could not be sent is sent again

@@ -32,8 +32,8 @@ from sqlalchemy import (
 )
 
 from thinwire.core.formatting import counted, duration
-from thinwire.store.database import Whole
-from thinwire.store.queries import columns_of, phase_rows
+from thinwire.store.database import Whole, columns_of
+from thinwire.store.queries import phase_rows
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, own_part, stored, why
 from thinwire.store.round_timing import OWN, STAGES, turn_at

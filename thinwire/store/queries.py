@@ -8,13 +8,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, CursorResult, RowMapping, Select, bindparam, case, func, select
+from sqlalchemy import RowMapping, bindparam, case, func, select
 
 from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
-from thinwire.core.fleet import DeviceRow, TaskReport
+from thinwire.core.fleet import DeviceRow
 from thinwire.core.types import PHASES
-from thinwire.store.database import Base, Database
+from thinwire.store.database import Database, columns_of, dicts
 from thinwire.store.read_models import (
     ClientRow,
     DeviceInfo,
@@ -30,6 +30,7 @@ from thinwire.store.read_models import (
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.run_list import ALL, RunFilter, SortKey, counts_of, ids_of, in_order
 from thinwire.store.tables import Checkpoint, Client, Device, Measure, Round, RoundPhase, Run, Update
+from thinwire.store.work_queue import run_row
 
 Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)
 
@@ -45,7 +46,7 @@ class RunQueries:
         wanted = columns_of(Run, RunRow).order_by(Run.number.desc())
         if not with_deleted:
             wanted = wanted.where(Run.deleted_at.is_(None))
-        return [_run(found) for found in _all(self._database, wanted)]
+        return [run_row(found) for found in self._database.rows(wanted)]
 
     def some_runs(
         self, found: RunFilter = ALL, sort: SortKey = "number", descending: bool = True, first: int = 0, limit: int = 50
@@ -56,7 +57,7 @@ class RunQueries:
     def runs_of(self, ids: Sequence[str]) -> list[RunRow]:
         """Return the runs with these ids, in their order; an unknown id is left out."""
         places = in_order(ids)
-        rows = map(_run, _all(self._database, columns_of(Run, RunRow).where(Run.run_id.in_(ids)))) if ids else ()
+        rows = map(run_row, self._database.rows(columns_of(Run, RunRow).where(Run.run_id.in_(ids)))) if ids else ()
         return sorted(rows, key=lambda row: places[row.run_id])
 
     def run_ids(self, found: RunFilter = ALL) -> list[str]:
@@ -80,23 +81,13 @@ class RunQueries:
                 found = whole[-1] if name == "latest" and whole else _named(name, list(ids))
                 row = connection.execute(_RUN, {"the_run": found}).mappings().one()
         if row["deleted_at"]:
-            raise deleted(_run(row))
-        return _run(row)
+            raise deleted(run_row(row))
+        return run_row(row)
 
     def deleted_run(self, run_id: str) -> RunRow | None:
         """Return what is left of a run that a person deleted; None for any other id."""
         wanted = columns_of(Run, RunRow).where(Run.run_id == run_id, Run.deleted_at.is_not(None))
-        return next((_run(found) for found in _all(self._database, wanted)), None)
-
-    def line(self) -> list[RunRow]:
-        """Return the runs on devices in the order of service: a started one, then the queue, oldest first."""
-        return [_run(found) for found in _all(self._database, _LINE)]
-
-    def owned(self) -> list[RunRow]:
-        """Return the unfinished runs that a process of their own simulates or has not submitted yet."""
-        going = Run.status.in_(("queued", "waiting", "running")) & (Run.source == "sim")
-        wanted = columns_of(Run, RunRow).where(going | (Run.status == "preparing"))
-        return [_run(found) for found in _all(self._database, wanted.order_by(Run.number))]
+        return next((run_row(found) for found in self._database.rows(wanted)), None)
 
     def rounds(
         self, run_id: str, first: int = 1, last: int | None = None, *, changed_after: int = 0, limit: int | None = None
@@ -113,7 +104,7 @@ class RunQueries:
         if last is not None:
             wanted = wanted.where(numbers <= last)
         found = sorted(
-            _all(self._database, wanted.limit(limit)), key=lambda row: int(row["round"])
+            self._database.rows(wanted.limit(limit)), key=lambda row: int(row["round"])
         )  # each by its own index
         return [RoundRow(**row) for row in found]
 
@@ -146,7 +137,7 @@ class RunQueries:
             step = 1 << max(0, math.ceil(math.log2(max(1, count) / most)))
             numbers = {1, *range(step, count, step), count}
             wanted = columns_of(Round, PointRow).where(Round.run_id == run_id, Round.point.in_(numbers))
-            return [PointRow(**found) for found in _dicts(connection.execute(wanted.order_by(Round.point)))]
+            return [PointRow(**found) for found in dicts(connection.execute(wanted.order_by(Round.point)))]
 
     def explanations(self, run_id: str, first: int = 1, last: int | None = None) -> list[RoundExplanation]:
         """Return the stored explanations of the closed rounds from `first` to `last`."""
@@ -188,7 +179,7 @@ class RunQueries:
         if with_reason:
             wanted = wanted.where((Update.reason != "") | (Update.weight_reason != ""))
         ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
-        return [UpdateRow(**found) for found in _all(self._database, ordered)]
+        return [UpdateRow(**found) for found in self._database.rows(ordered)]
 
     def latest_work(
         self, run_id: str, since: int, devices: Sequence[str] | None = None, last: int = 2**31 - 1
@@ -206,12 +197,12 @@ class RunQueries:
         of the rounds after `since` that may still be.
         """
         wanted = columns_of(Update, UpdateRow).where(Update.run_id == run_id)
-        found = _all(
-            self._database, wanted.where(Update.aggregated_round == number, Update.aggregated_round != Update.round)
+        found = self._database.rows(
+            wanted.where(Update.aggregated_round == number, Update.aggregated_round != Update.round)
         )
         if outcomes:
             between = Update.round.between(since + 1, number - 1) & Update.outcome.in_(outcomes)
-            found += _all(self._database, wanted.where(between))
+            found += self._database.rows(wanted.where(between))
         return sorted((UpdateRow(**one) for one in found), key=lambda one: (-one.round, one.device))
 
     def phases(self, run_id: str, round: int | None = None) -> list[PhaseRow]:  # noqa: A002
@@ -220,12 +211,12 @@ class RunQueries:
         wanted = select(RoundPhase.__table__).where(own.run_id == run_id).order_by(own.round)
         if round is not None:
             wanted = wanted.where(own.round == round)
-        return phase_rows(_all(self._database, wanted))
+        return phase_rows(self._database.rows(wanted))
 
     def clients(self, run_id: str, first: int = 0, count: int | None = None) -> list[ClientRow]:
         """Return each device's part in a run, by name: `count` of them from the place `first` on."""
         wanted = columns_of(Client, ClientRow).where(Client.run_id == run_id).order_by(Client.device)
-        return [ClientRow(**found) for found in _all(self._database, wanted.offset(first).limit(count))]
+        return [ClientRow(**found) for found in self._database.rows(wanted.offset(first).limit(count))]
 
     def client_count(self, run_id: str) -> tuple[int, int]:
         """Return how many devices take part in a run, and how many of them were selected."""
@@ -251,7 +242,7 @@ class RunQueries:
         wanted = columns_of(Checkpoint, ModelRow).where(Checkpoint.run_id == run_id).order_by(Checkpoint.version)
         return [
             ModelRow(**{**found, "parts": [(name, length, digest) for name, length, digest in found["parts"]]})
-            for found in _all(self._database, wanted)
+            for found in self._database.rows(wanted)
         ]
 
     def devices(self, names: Sequence[str] | None = None) -> list[DeviceInfo]:
@@ -286,7 +277,7 @@ class RunQueries:
         wanted = columns_of(Measure, MeasureRow).order_by(Measure.device, Measure.kind, Measure.work)
         if kinds:
             wanted = wanted.where(Measure.kind.in_(kinds))
-        return [MeasureRow(**found) for found in _all(self._database, wanted)]
+        return [MeasureRow(**found) for found in self._database.rows(wanted)]
 
     def aggregated_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """Return (run, rounds) for a device's aggregated updates, which stay in the model when it is revoked."""
@@ -319,7 +310,7 @@ class RunQueries:
             wanted = wanted.where(Update.assigned_at.between(since, until))
         latest = (Update.assigned_at.desc().nulls_last(), Run.number.desc(), Update.round.desc())
         wanted = wanted.order_by(*latest).limit(limit)
-        return [UpdateRow(**found) for found in _all(self._database, wanted)]
+        return [UpdateRow(**found) for found in self._database.rows(wanted)]
 
 
 def phase_rows(found: Iterable[dict[str, Any]]) -> list[PhaseRow]:
@@ -338,12 +329,6 @@ def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
     return DeviceRow(**{name: found[name] for name in DeviceRow.__dataclass_fields__})
 
 
-def columns_of(table: type[Base], row: type[Any], **computed: ColumnElement[Any]) -> Select[Any]:
-    """Return a select of the table's own columns: attributes of a mapped class take five times as long to compile."""
-    own = table.__table__.columns
-    return select(*(computed[name].label(name) if name in computed else own[name] for name in row.__dataclass_fields__))
-
-
 # Written once: SQLAlchemy takes longer to build such a statement than SQLite to answer it.
 _ROUND = Round.__table__.c
 _ACCEPTED = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
@@ -351,27 +336,6 @@ _ARRIVED = select(func.count()).where(_ACCEPTED).scalar_subquery()
 _ROUNDS = columns_of(Round, RoundRow, arrived=case((Round.reason == "", _ARRIVED), else_=0))
 _RUN = columns_of(Run, RunRow).where(Run.run_id == bindparam("the_run"))
 _IDS = select(Run.run_id, Run.status).where(Run.deleted_at.is_(None)).order_by(Run.number)
-_LINE = (
-    columns_of(Run, RunRow)
-    .where(Run.status.in_(("running", "waiting", "queued")), Run.source == "devices")
-    .order_by(case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status), Run.number)
-)
-
-
-def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:
-    with database.reading() as connection:
-        return _dicts(connection.execute(wanted))
-
-
-def _dicts(found: CursorResult[Any]) -> list[dict[str, Any]]:
-    """Return rows by column name, in half the time that `mappings()` takes."""
-    names = tuple(found.keys())
-    return [dict(zip(names, row, strict=True)) for row in found]
-
-
-def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
-    report = dict(found["task_report"])
-    return RunRow(**{**found, "task_report": TaskReport(**{**report, "codecs": tuple(report["codecs"])})})
 
 
 def deleted(row: RunRow) -> NotFound:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -26,25 +26,23 @@ from thinwire.store.one_time_secrets import Invitations
 from thinwire.store.privacy_ledger import PrivacyLedger
 from thinwire.store.queries import RunQueries
 from thinwire.store.read_models import (
-    Order,
     Source,
 )
 from thinwire.store.sessions import Logins
 from thinwire.store.tables import Command, Run
 from thinwire.store.tokens import Tokens
 from thinwire.store.users import Users
+from thinwire.store.work_queue import Commands, RunQueue
 
 if TYPE_CHECKING:
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
 
 RunOrder = Literal["stop", "stop-after-round", "pause", "resume"]
-START_RUN = "start-run"  # the command with a plan from which the aggregator makes a run
-MOST_WAITING = 20  # runs that are ordered or queued before a further order is refused
 IDENTITY_BYTES = 8  # random; the probability that two of a million runs share one is 3e-8
 
 
-class Store(RunQueries, JournalReader, Recorder, KeptRuns):
+class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
     """The aggregator's store. Several threads and processes may use it at once; every call is one short transaction.
 
     Invariant: a write is durable when it returns (SQLite: WAL, synchronous=FULL) and changes nothing when it raises. A
@@ -53,6 +51,7 @@ class Store(RunQueries, JournalReader, Recorder, KeptRuns):
 
     def __init__(self, database: Database, clock: Clock) -> None:
         RunQueries.__init__(self, database)
+        RunQueue.__init__(self, database)
         JournalReader.__init__(self, database)
         Recorder.__init__(self, database)
         KeptRuns.__init__(self, database, clock)
@@ -188,78 +187,3 @@ def _prepared(connection: Connection, order: int) -> str:
     if found.status != "preparing":
         raise Refused(f"{found.run_id} is {found.status}", "it ended before it was in the queue", "order another run")
     return str(found.run_id)
-
-
-_PENDING = (
-    select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)
-    .where(Command.answered_at.is_(None))
-    .order_by(Command.id)
-)
-
-
-class Commands:
-    """The commands for the aggregator's service, each with its result once it has taken effect.
-
-    The dashboard and the command line write commands as rows, and the service executes them.
-    """
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._clock = database, clock
-
-    def add(self, kind: str, run_id: str = "", args: Mapping[str, Any] | None = None, who: str = "operator") -> int:
-        """Add a command, and return its number."""
-        row = {"kind": kind, "run_id": run_id, "args": dict(args or {}), "who": who, "at": self._clock.wall()}
-        with self._database.writing() as connection:
-            return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
-
-    def order_run(self, args: Mapping[str, Any], who: str) -> int:
-        """Add a command to start a run; raise `Refused` if `MOST_WAITING` are ordered and have not begun."""
-        row = {"kind": START_RUN, "run_id": "", "args": dict(args), "who": who, "at": self._clock.wall()}
-        ordered = select(func.count()).where(Command.kind == START_RUN, Command.answered_at.is_(None))
-        waiting = Run.status.in_(("preparing", "queued")) & (Run.source == "devices")
-        with self._database.writing() as connection:
-            there = sum(int(connection.scalar(each) or 0) for each in (ordered, select(func.count()).where(waiting)))
-            if there >= MOST_WAITING:
-                raise Refused(
-                    f"{there} runs wait in the queue", f"no further ones are ordered while {MOST_WAITING} wait",
-                    "stop some of them, or wait until some have begun",
-                )  # fmt: skip
-            return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
-
-    def pending(self) -> list[Order]:
-        """Return the commands without a result, oldest first."""
-        with self._database.reading() as connection:
-            return [Order(**row) for row in connection.execute(_PENDING).mappings()]
-
-    def pending_of(self, kind: str, run_id: str) -> Order | None:
-        """Return the oldest command of this kind for this run that has no result yet; None without one."""
-        return next((one for one in self.pending() if (one.kind, one.run_id) == (kind, run_id)), None)
-
-    def answer(self, order_id: int, result: Mapping[str, Any], run_id: str = "") -> None:
-        """Store a command's result, and the run that it made.
-
-        The first result stays, so a command that was executed twice has one result.
-        """
-        first = update(Command).where(Command.id == order_id, Command.answered_at.is_(None))
-        values = {"result": dict(result), "answered_at": self._clock.wall(), **({"run_id": run_id} if run_id else {})}
-        with self._database.writing() as connection:
-            if connection.execute(first, values).rowcount == 0:
-                _must_be(connection.scalar(select(Command.id).where(Command.id == order_id)), order_id)
-
-    def args_of(self, kind: str, run_id: str) -> dict[str, Any]:
-        """Return the arguments of the first command of this kind about a run; {} if there was none."""
-        wanted = select(Command.args).where(Command.kind == kind, Command.run_id == run_id).order_by(Command.id)
-        with self._database.reading() as connection:
-            return dict(connection.scalar(wanted.limit(1)) or {})
-
-    def result(self, order_id: int) -> dict[str, Any] | None:
-        """Return a command's result, or None while it is pending; raise `NotFound` for an unknown number."""
-        with self._database.reading() as connection:
-            found = connection.execute(select(Command.id, Command.result).where(Command.id == order_id)).first()
-        _must_be(found, order_id)
-        return None if found is None else found.result
-
-
-def _must_be(found: object, order_id: int) -> None:
-    if found is None:
-        raise NotFound(f"no order {order_id}")

@@ -28,8 +28,8 @@ from thinwire.core.errors import NotOffered, Unreachable
 from thinwire.core.fleet import ClientConnected, Delivery, Envelope
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader
-from thinwire.server.limits import RunLimits
 from thinwire.server.run import drive
+from thinwire.server.service import RunLimits
 from thinwire.server.submit import submit
 from thinwire.store import RunRow, Store
 from thinwire.transport.device.connect import TlsConnection

@@ -30,7 +30,7 @@ from thinwire.core.serialization import (
     reply_to_json,
 )
 from thinwire.core.types import Part, ReplyHeader, UpdateId
-from thinwire.server.limits import limit_of
+from thinwire.server.service import limit_of
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, packed
 from thinwire.transport.protocol.registration import to_bytes
 

@@ -65,8 +65,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         from thinwire.core.owner_file import aggregator_file
         from thinwire.core.statedir import write_about
         from thinwire.flower import FlowerFleet, stock_guests
-        from thinwire.server.limits import RunLimits, memory_limit
-        from thinwire.server.service import serve
+        from thinwire.server.service import RunLimits, memory_limit, serve
         from thinwire.store import FileSpool, Store
 
     place = aggregator_home(home)

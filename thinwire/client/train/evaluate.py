@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import numbers
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from torch import nn
 from .data import examples_in, in_order, moved
 from .errors import BadTask, Cancelled, given
 from .layout import Key
-from .module import seeded
+from .module import as_loss, seeded
 
 if TYPE_CHECKING:
     from .protocol import Sums
@@ -123,32 +122,6 @@ def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any])
         if own is None and len(output) == 1:  # with several calls, the classifying one is unknown
             found.update(accuracy(output[0], batch))
     return found
-
-
-def as_loss(value: Any) -> torch.Tensor:
-    """Return the result of `loss` as a scalar tensor; raise `BadTask` if it is not one number."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
-        return value.reshape(())
-    raise BadTask(
-        f"loss(model, batch) gave {given(value)}",
-        why="it must give one number as a tensor of floats, which torch can differentiate",
-        hint=_instead(value),
-    )
-
-
-def _instead(value: Any) -> str:
-    """Return the code to write in loss(model, batch) in place of this value."""
-    if value is None:
-        return "return the loss at the end of loss(model, batch)"
-    if isinstance(value, torch.Tensor):
-        return "return loss.mean()" if value.numel() > 1 else "a tensor of one float: .mean() of the losses"
-    if isinstance(value, (numbers.Number, np.ndarray)):
-        return "return the tensor itself, without .item(), float() or .numpy()"
-    if isinstance(value, Mapping):
-        return 'return output["loss"]'
-    if isinstance(value, (tuple, list)):
-        return "return the loss alone; what else is measured goes into metrics(model, batch)"
-    return "return nn.functional.cross_entropy(model(inputs), targets)"
 
 
 def accuracy(output: Any, batch: Any) -> Sums:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import numbers
 import random
 import zlib
 from collections.abc import Iterator, Mapping
@@ -331,3 +332,29 @@ def _there(module: nn.Module, t: Tensor) -> torch.Tensor:
 
 def _flat(tensor: torch.Tensor) -> Vector:
     return tensor.detach().to("cpu", torch.float32).reshape(-1).numpy()
+
+
+def as_loss(value: Any) -> torch.Tensor:
+    """Return the result of `loss` as a scalar tensor; raise `BadTask` if it is not one number."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
+        return value.reshape(())
+    raise BadTask(
+        f"loss(model, batch) gave {given(value)}",
+        why="it must give one number as a tensor of floats, which torch can differentiate",
+        hint=_one_number(value),
+    )
+
+
+def _one_number(value: Any) -> str:
+    """Return the code to write in loss(model, batch) in place of this value."""
+    if value is None:
+        return "return the loss at the end of loss(model, batch)"
+    if isinstance(value, torch.Tensor):
+        return "return loss.mean()" if value.numel() > 1 else "a tensor of one float: .mean() of the losses"
+    if isinstance(value, (numbers.Number, np.ndarray)):
+        return "return the tensor itself, without .item(), float() or .numpy()"
+    if isinstance(value, Mapping):
+        return 'return output["loss"]'
+    if isinstance(value, (tuple, list)):
+        return "return the loss alone; what else is measured goes into metrics(model, batch)"
+    return "return nn.functional.cross_entropy(model(inputs), targets)"

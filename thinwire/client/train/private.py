@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from . import data as batches
 from .context import nothing
 from .errors import BadTask, Cancelled, given
-from .evaluate import as_loss, never
+from .evaluate import never
 from .layout import Key
-from .module import seed_all, seeded
+from .module import as_loss, seed_all, seeded
 from .trainer import Proximal, TorchTrainer, Trained, hold_statistics, scale_rates
 
 if TYPE_CHECKING:

@@ -347,12 +347,13 @@ class TaskRuntime:
                     trainer, module, split.train, order.private, self.secrets, progress, cancelled
                 )
             else:
+                own_loop = self.task.optional("train") is not None
                 context = Context(
                     order.local, order.round, order.version, client.name,
-                    copied(order.state, order.max_state_bytes), order.may_report,
+                    copied(order.state, order.max_state_bytes) if own_loop else {}, order.may_report,
                 )  # fmt: skip
                 trained = trainer.train(module, split.train, order.work, order.key, progress, cancelled, context)
-                if self.task.optional("train") is not None:
+                if own_loop:
                     done.reported, done.state = context.metrics, copied(context.state, order.max_state_bytes)
             done.examples, done.steps, done.a, done.loss, done.planned = trained
             done.params = tensors.read(module, shared)

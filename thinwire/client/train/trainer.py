@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 from . import data as batches
 from .context import Context, TrainingControl, nothing
 from .errors import BadTask, Cancelled, NotFinite, given
-from .evaluate import as_loss, never
+from .evaluate import never
 from .layout import Key, derive
-from .module import seed_all, seeded
+from .module import as_loss, seed_all, seeded
 from .protocol import Local, Work, ignored
 from .schedule import CONSTANT, REAL, Clock, Normaliser, Schedule, TimeBudget, weight
 

@@ -1,0 +1,125 @@
+"""What the aggregator's service looks at several times a second: the commands of people, and the runs in the queue.
+
+The dashboard and the command line write commands as rows, and the service executes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import RowMapping, case, func, insert, select, update
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import NotFound, Refused
+from thinwire.core.fleet import TaskReport
+from thinwire.store.database import Database, columns_of
+from thinwire.store.read_models import Order, RunRow
+from thinwire.store.tables import Command, Run
+
+START_RUN = "start-run"  # the command with a plan from which the aggregator makes a run
+MOST_WAITING = 20  # runs that are ordered or queued before a further order is refused
+
+_PENDING = (
+    select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)
+    .where(Command.answered_at.is_(None))
+    .order_by(Command.id)
+)
+
+
+class Commands:
+    """The commands for the aggregator's service, each with its result once it has taken effect.
+
+    The dashboard and the command line write commands as rows, and the service executes them.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def add(self, kind: str, run_id: str = "", args: Mapping[str, Any] | None = None, who: str = "operator") -> int:
+        """Add a command, and return its number."""
+        row = {"kind": kind, "run_id": run_id, "args": dict(args or {}), "who": who, "at": self._clock.wall()}
+        with self._database.writing() as connection:
+            return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
+
+    def order_run(self, args: Mapping[str, Any], who: str) -> int:
+        """Add a command to start a run; raise `Refused` if `MOST_WAITING` are ordered and have not begun."""
+        row = {"kind": START_RUN, "run_id": "", "args": dict(args), "who": who, "at": self._clock.wall()}
+        ordered = select(func.count()).where(Command.kind == START_RUN, Command.answered_at.is_(None))
+        waiting = Run.status.in_(("preparing", "queued")) & (Run.source == "devices")
+        with self._database.writing() as connection:
+            there = sum(int(connection.scalar(each) or 0) for each in (ordered, select(func.count()).where(waiting)))
+            if there >= MOST_WAITING:
+                raise Refused(
+                    f"{there} runs wait in the queue", f"no further ones are ordered while {MOST_WAITING} wait",
+                    "stop some of them, or wait until some have begun",
+                )  # fmt: skip
+            return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
+
+    def pending(self) -> list[Order]:
+        """Return the commands without a result, oldest first."""
+        with self._database.reading() as connection:
+            return [Order(**row) for row in connection.execute(_PENDING).mappings()]
+
+    def pending_of(self, kind: str, run_id: str) -> Order | None:
+        """Return the oldest command of this kind for this run that has no result yet; None without one."""
+        return next((one for one in self.pending() if (one.kind, one.run_id) == (kind, run_id)), None)
+
+    def answer(self, order_id: int, result: Mapping[str, Any], run_id: str = "") -> None:
+        """Store a command's result, and the run that it made.
+
+        The first result stays, so a command that was executed twice has one result.
+        """
+        first = update(Command).where(Command.id == order_id, Command.answered_at.is_(None))
+        values = {"result": dict(result), "answered_at": self._clock.wall(), **({"run_id": run_id} if run_id else {})}
+        with self._database.writing() as connection:
+            if connection.execute(first, values).rowcount == 0:
+                _must_be(connection.scalar(select(Command.id).where(Command.id == order_id)), order_id)
+
+    def args_of(self, kind: str, run_id: str) -> dict[str, Any]:
+        """Return the arguments of the first command of this kind about a run; {} if there was none."""
+        wanted = select(Command.args).where(Command.kind == kind, Command.run_id == run_id).order_by(Command.id)
+        with self._database.reading() as connection:
+            return dict(connection.scalar(wanted.limit(1)) or {})
+
+    def result(self, order_id: int) -> dict[str, Any] | None:
+        """Return a command's result, or None while it is pending; raise `NotFound` for an unknown number."""
+        with self._database.reading() as connection:
+            found = connection.execute(select(Command.id, Command.result).where(Command.id == order_id)).first()
+        _must_be(found, order_id)
+        return None if found is None else found.result
+
+
+def _must_be(found: object, order_id: int) -> None:
+    if found is None:
+        raise NotFound(f"no order {order_id}")
+
+
+_LINE = (
+    columns_of(Run, RunRow)
+    .where(Run.status.in_(("running", "waiting", "queued")), Run.source == "devices")
+    .order_by(case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status), Run.number)
+)
+
+
+class RunQueue:
+    """The runs that are not over."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def line(self) -> list[RunRow]:
+        """Return the runs on devices in the order of service: a started one, then the queue, oldest first."""
+        return [run_row(found) for found in self._database.rows(_LINE)]
+
+    def owned(self) -> list[RunRow]:
+        """Return the unfinished runs that a process of their own simulates or has not submitted yet."""
+        going = Run.status.in_(("queued", "waiting", "running")) & (Run.source == "sim")
+        wanted = columns_of(Run, RunRow).where(going | (Run.status == "preparing"))
+        return [run_row(found) for found in self._database.rows(wanted.order_by(Run.number))]
+
+
+def run_row(found: Mapping[str, Any] | RowMapping) -> RunRow:
+    """Make a `RunRow` of a row of the table."""
+    report = dict(found["task_report"])
+    return RunRow(**{**found, "task_report": TaskReport(**{**report, "codecs": tuple(report["codecs"])})})

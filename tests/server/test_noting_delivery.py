@@ -63,7 +63,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     return Setting(tmp_path, monkeypatch)
 
 
-def test_what_is_delivered_within_a_second_is_written_together(setting: Setting) -> None:
+def test_what_is_delivered_within_half_a_second_is_written_together(setting: Setting) -> None:
     setting.takes("a")
     setting.takes("b", "c", "d")
     assert (setting.writes, setting.taken) == (1, ["a"])

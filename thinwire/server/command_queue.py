@@ -34,7 +34,7 @@ from thinwire.store import Commands, Order, RunRow, Store
 
 EVALUATED = "evaluated"  # kind of the command that brings a holdout evaluation
 LOOK_S = 0.2  # shortest period between two reads of the commands
-NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
+NOTED_S = 0.5  # deliveries decide nothing, so their events may wait this long to be written; pages show them then
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live
 OnEvent = Callable[[str, Event], None]
 

@@ -28,7 +28,7 @@ FIRST: Final = "app.js"
 STYLES: Final = ("vendor/uplot.css", "style.css")
 FOREVER: Final = "public, max-age=31536000, immutable"
 NOTICE: Final = "// Of thinwire and of preact, htm and uPlot, whose licenses are in static/vendor/LICENSE.*"
-_COMMENT = re.compile(r"^[ \t]*/\*.*?\*/", re.MULTILINE | re.DOTALL)  # it may hold code that is not used
+_COMMENT = re.compile(r"^[ \t]*(?:/\*.*?\*/|//[^\n]*\n)", re.MULTILINE | re.DOTALL)  # it may hold code that is not used
 _IMPORT = re.compile(r'^import\s*(?P<what>[^"]+?)\s*from\s*"(?P<path>\./[^"]+|\.\./[^"]+)";?', re.MULTILINE)
 _AGAIN = re.compile(r'^export\s*\{(?P<what>[^}]*)\}\s*from\s*"(?P<path>\./[^"]+)";?', re.MULTILINE)
 _DECLARED = re.compile(r"^export (?=(?:const|(?:async )?function|class) (?P<name>\w+))", re.MULTILINE)
@@ -86,7 +86,8 @@ class BundledFiles(StaticFiles):
 @cache
 def styles(folder: Path) -> Bundle:
     """Return all styles as one file."""
-    return Bundle("page", "css", b"\n".join((folder / name).read_bytes() for name in STYLES))
+    texts = ((folder / name).read_text(encoding="utf-8") for name in STYLES)
+    return Bundle("page", "css", _COMMENT.sub("", "\n".join(texts)).encode())
 
 
 @cache

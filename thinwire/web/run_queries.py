@@ -324,7 +324,7 @@ def _round(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.Round:
 def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
     """Return a round as a line of a table."""
     own = {name: getattr(row, name) for name in round_schemas.RoundLine.model_fields if hasattr(row, name)}
-    own |= {**_sums(row, run), **_epsilons(row.round, spent), "metrics": _curves(row)}
+    own |= {**_sums(row, run), **_epsilons(row.round, spent), **_drawn(row)}
     return round_schemas.RoundLine(**{**own, "selected": len(row.selected)}, closing=closing(row, _least(row, run)))
 
 
@@ -332,9 +332,16 @@ def _point(row: PointRow) -> round_schemas.CurvePoint:
     """Return a point of the run's curves, in six significant figures: more are not drawn."""
     return round_schemas.CurvePoint.model_construct(  # a page has hundreds
         round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
-        metrics={name: _short(value) for name, value in _curves(row).items()},
-        spread={name: list(map(_short, ends)) for name, ends in row.spread.items()}, clipped=row.clipped,
+        clipped=row.clipped, **_drawn(row),
     )  # fmt: skip
+
+
+def _drawn(row: RoundRow | PointRow) -> dict[str, Any]:
+    """Return what a round was measured at, in six significant figures."""
+    return {
+        "metrics": {name: _short(value) for name, value in _curves(row).items()},
+        "spread": {name: list(map(_short, ends)) for name, ends in row.spread.items()},
+    }
 
 
 def _curves(row: RoundRow | PointRow) -> dict[str, float]:

@@ -1,5 +1,6 @@
-// Decodes eden(b) for b below 1 into a sum: rotates back in 16-bit integers what was sent, 1 and -1. Sums of up to 32767
-// of them are exact there and in float32, so the order of additions is free, and bits are those of `eden_add`.
+// Decodes eden(b) for b between whole numbers into a sum: rotates back in 16-bit integers what was sent, 1 and -1. Sums
+// of up to 32767 of them are exact there and in float32, so the order of additions is free, and bits are those of
+// `eden_add`.
 #pragma once
 
 namespace {

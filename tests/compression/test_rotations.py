@@ -95,8 +95,16 @@ def test_below_one_bit_a_normal_vector_takes_the_bits_and_gets_the_error_that_it
     assert y @ x / (x @ x) == pytest.approx(1, abs=1e-4)  # the scale makes it so, in each block
 
 
-@pytest.mark.parametrize("rate", ["0.1", "0.6"])
-def test_below_one_bit_a_scale_divided_by_1_and_omega_contracts(rate: str) -> None:
+def test_between_one_and_two_bits_the_error_is_below_that_of_both_neighbours_in_proportion() -> None:
+    one, two = (parse(f"eden({b})").bind(layout_of(64)).kind for b in (1, 2))
+    assert isinstance(one, Unbiased)
+    assert isinstance(two, Unbiased)
+    for part in (0.1, 0.25, 0.4, 0.5):
+        assert variance_beyond(threshold(Decimal(str(1 + part)))) < (1 - part) * one.omega + part * two.omega
+
+
+@pytest.mark.parametrize("rate", ["0.1", "0.6", "1.5"])
+def test_between_whole_bits_a_scale_divided_by_1_and_omega_contracts(rate: str) -> None:
     x = np.random.default_rng(3).standard_normal(1 << 17).astype(np.float32)
     bound = parse(f"eden({rate})").bind(layout_of(x.size)).under_feedback()
     assert isinstance(bound.kind, Contractive)
@@ -133,7 +141,7 @@ def test_a_block_of_equal_magnitudes_is_sent_whole_and_alike_on_every_path() -> 
 
 
 @pytest.mark.parametrize(
-    "spec, hint", [("eden(0.0001)", "eden(0.001)"), ("eden(1.5)", "eden(2)"), ("eden(0.x)", "0.1")]
+    "spec, hint", [("eden(0.0001)", "eden(0.001)"), ("eden(1.6)", "eden(1.5)"), ("eden(0.x)", "0.1")]
 )
 def test_bits_that_are_not_possible_are_refused_with_what_to_try(spec: str, hint: str) -> None:
     with pytest.raises(CodecError) as refused:

@@ -129,7 +129,7 @@ def threshold(rate: Decimal) -> float:
     >>> threshold(Decimal("0.109"))
     2.49951171875
     """
-    low, high = 1.0, 6.0  # bits fall from 1.2 to 7e-8
+    low, high = 0.6, 6.0  # bits fall from 1.54 to 7e-8
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if bits_beyond(middle) > rate else (low, middle)

@@ -56,13 +56,13 @@ ERRORS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
 
 @dataclass(frozen=True)
 class Eden(FusedQuantizer):
-    """Rotates at random and sends b bits a value, b below 1 too: the nearest of 2^b levels, and one scale a block.
+    """Rotates at random and sends b bits a value, up to 1.5 also in parts: the nearest level, and one scale a block.
 
-    EDEN (Vargaftik et al. 2022), with levels for normal values; `SparseEden` is the form below 1. The scale ||x||^2 /
-    <rotated, levels> makes the mean exact over uniform rotations; omega = e / (1 - e) with e the levels' mean squared
-    error. Hadamard rotations come near that on dense data of 1024 values and more. Inside error feedback the scale is
-    divided by 1 + omega, which makes a contraction with delta = 1 / (1 + omega). A tail of fewer than 64 values is sent
-    as fp16.
+    EDEN (Vargaftik et al. 2022), with levels for normal values; `SparseEden` is the form for parts of a bit. The scale
+    ||x||^2 / <rotated, levels> makes the mean exact over uniform rotations; omega = e / (1 - e) with e the levels' mean
+    squared error. Hadamard rotations come near that on dense data of 1024 values and more. Inside error feedback the
+    scale is divided by 1 + omega, which makes a contraction with delta = 1 / (1 + omega). A tail of fewer than 64
+    values is sent as fp16.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -71,6 +71,7 @@ class Eden(FusedQuantizer):
         "eden(3)",
         "eden(0.1)",
         "eden(0.6)",
+        "eden(1.3)",
         "topk(0.3) > eden(4)",
     )
     paper: ClassVar[str] = "Vargaftik et al. 2022"
@@ -82,12 +83,14 @@ class Eden(FusedQuantizer):
 
     @classmethod
     def read(cls, argument: str | None) -> Eden:
-        """Make the codec from its argument, the bits a value: a whole number, or one below 1 (`SparseEden`)."""
+        """Make the codec from its argument, the bits a value: a whole number, or another one up to 1.5."""
         said = (argument or "").strip()
-        why = f"it takes a whole number from 1 to {max(LEVELS)}, or a number from {FEWEST_BITS} to below 1"
-        if said.startswith(("0.", ".")):
-            rate = read_number("eden", argument, Decimal(1), "0.1")
-            if FEWEST_BITS <= rate < 1:
+        why = f"it takes a whole number from 1 to {max(LEVELS)}, or any from {FEWEST_BITS} to {MOST_BITS}"
+        if said.startswith(("0.", ".", "1.")):
+            rate = read_number("eden", argument, MOST_BITS, "0.1")
+            if rate == 1:
+                return cls(1)
+            if rate >= FEWEST_BITS:
                 return SparseEden(rate=rate)
             raise CodecError(f"eden({said}) is not valid", why=why, hint=f"eden({FEWEST_BITS})")
         try:
@@ -252,12 +255,12 @@ class Drive(Eden):
         return "drive"
 
 
-FEWEST_BITS = Decimal("0.001")
+FEWEST_BITS, MOST_BITS = Decimal("0.001"), Decimal("1.5")
 
 
 @dataclass(frozen=True)
 class SparseEden(Eden):
-    """Rotates at random and sends the signs of the largest values and one scale a block: `eden(b)` for b below 1.
+    """Rotates at random and sends the signs of the largest values and one scale a block: `eden(b)`, b up to 1.5.
 
     A rotated value is sent if its magnitude is at least t root mean squares of its block (`threshold`); the largest
     one of a block always is. The symbols are 0, 1 and ~1 for the levels 0, 1 and -1, and an entropy coder writes them:

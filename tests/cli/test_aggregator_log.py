@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.store_story import new_run
-from thinwire.cli.aggregator.reporting import Reporter
+from thinwire.cli.aggregator.serve import Reporter
 from thinwire.core.events import (
     ClientFailed,
     DeviceOffline,
@@ -67,7 +67,7 @@ def test_a_failure_is_reported_when_it_is_new_and_not_that_an_assignment_outlive
 def test_nobody_reads_in_the_log_who_was_sampled(store: Store, monkeypatch: pytest.MonkeyPatch):
     run_id = new_run(store)
     lines: list[str] = []
-    monkeypatch.setattr("thinwire.cli.aggregator.reporting.is_sampled", lambda plan: True)
+    monkeypatch.setattr("thinwire.cli.aggregator.serve.is_sampled", lambda plan: True)
     reporter = Reporter(store, lines.append)
     reporter.event(run_id, ClientFailed(1.0, 1, "pi-01", f"{run_id}.1.pi-01", "task", "no data", 0.0))
     assert lines == []

@@ -16,8 +16,19 @@ from thinwire.core.plan_values import PrivacySection
 from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.accounting import epsilon
 from thinwire.privacy.noise_plan import noise_plan
-from thinwire.reports.privacy_report import ADJACENCY, LATTICE, WHO, audit_text, privacy_report
-from thinwire.reports.signed_report import LABEL, OWN_KEY, as_page, sign_report, signing_key, verify_report
+from thinwire.reports.privacy_report import (
+    ADJACENCY,
+    LABEL,
+    LATTICE,
+    OWN_KEY,
+    WHO,
+    as_page,
+    audit_text,
+    privacy_report,
+    sign_report,
+    signing_key,
+    verify_report,
+)
 from thinwire.store import Store
 from thinwire.transport.server.tls import InternalCA
 

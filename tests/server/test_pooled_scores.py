@@ -8,9 +8,9 @@ import pytest
 
 from thinwire.core.errors import BadPayload
 from thinwire.core.protocol import reply_digest, without_facts
+from thinwire.core.score_histogram import pooled_scores
 from thinwire.core.serialization import FREE_HEADER_BYTES, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHeader, UpdateId
-from thinwire.server.policy.pooled_scores import pooled_scores
 
 GOOD, FALSE = [[9, 1], [1, 9]], [[0, 5000], [5000, 0]]
 

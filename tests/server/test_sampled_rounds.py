@@ -36,7 +36,7 @@ from thinwire.privacy.accounting import Budget, Release
 from thinwire.privacy.accounting import epsilon as epsilon_of
 from thinwire.privacy.noise_plan import noise_plan, spending
 from thinwire.privacy.secret_rng import SystemRng
-from thinwire.server import sampled_mode
+from thinwire.server import private_mode
 from thinwire.server.model_store import Versions
 from thinwire.server.policy.cohort import poisson
 from thinwire.simulation.scripted_device import Turn
@@ -66,7 +66,7 @@ class World(crashes.World):
 def of_coins(*samples: str) -> Any:
     """Let the coins of each round give the next of these samples; a round that draws twice takes two."""
     left = iter(samples)
-    return patch.object(sampled_mode, "poisson", lambda population, rate, rng: tuple(next(left)))
+    return patch.object(private_mode, "poisson", lambda population, rate, rng: tuple(next(left)))
 
 
 undisturbed = undisturbed_once(World)
@@ -148,7 +148,7 @@ def test_a_client_that_is_late_is_given_up_and_has_a_coin_in_the_next_round(tmp_
 def test_an_absent_device_has_a_coin_and_is_only_absent(tmp_path: Path) -> None:
     """The population is the roster: presence when a round opens changes nothing."""
     with (
-        patch.object(sampled_mode.SampledMode, "population", lambda mode, running: [*NAMES, "z"]),
+        patch.object(private_mode.SampledMode, "population", lambda mode, running: [*NAMES, "z"]),
         of_coins("az", "z", "a"),
     ):
         made = World(tmp_path, Fate()).live()
@@ -171,7 +171,7 @@ def test_the_population_is_everyone_enrolled_at_the_start_and_stays_so(tmp_path:
         enrol(world.home.database, f"later-{len(populations)}")
         return poisson(population, rate, rng)
 
-    with patch.object(sampled_mode, "poisson", coins):
+    with patch.object(private_mode, "poisson", coins):
         made = world.live()
     assert populations == [(*NAMES, "never-there")] * 3
     assert made.of(RoundOpened)[0].added == [*NAMES, "never-there"]
@@ -190,7 +190,7 @@ def test_no_device_is_renamed_while_a_sampled_run_goes_on(tmp_path: Path) -> Non
         refused.append(caught.value.what)
         return ("a",)
 
-    with patch.object(sampled_mode, "poisson", coins):
+    with patch.object(private_mode, "poisson", coins):
         assert world.live().status == "done"
     assert refused == ["e may take part in toy-1, which is not over"] * 3
     with Store.open(world.home.database) as store:
@@ -211,7 +211,7 @@ def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tm
         assert again.status == "done", where
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
         require_accounted(again)
-    with patch.object(sampled_mode, "poisson", noted):
+    with patch.object(private_mode, "poisson", noted):
         for where, again in killed(World, tmp_path / "noted", places, slice(share, None, 6 * SHARES)):
             samples, draws = [tuple(event.assignments) for event in again.of(RoundOpened)], iter(drawn)
             assert len(samples) == 3, where

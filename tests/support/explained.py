@@ -17,7 +17,7 @@ def whys(
     """Return the explanations of the closed rounds among these, in order.
 
     `updates` are all rows that were assigned or aggregated in the rounds. `since` is when each round began to accept
-    replies (`turns`). `rtts` are seconds by device (`round_trips`). `phases` are the closed phases of secure rounds.
+    replies (`turns`). `rtts` are seconds by device. `phases` are the closed phases of secure rounds.
     """
     assignments, earlier = defaultdict[int, list[UpdateRow]](list), defaultdict[int, list[UpdateRow]](list)
     for one in updates:

@@ -21,8 +21,8 @@ from thinwire.core.serialization import ReplyLimit, reply_to_json
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader
 from thinwire.store import FileSpool
 from thinwire.transport.protocol.http import PUSH
+from thinwire.transport.server.assignments import MAX_MESSAGES, MAX_WAITING
 from thinwire.transport.server.connections import CONNECTIONS_OF_ONE
-from thinwire.transport.server.replies import MAX_MESSAGES, MAX_WAITING
 
 ENDED = 0  # no status: the connection was ended
 

@@ -181,9 +181,9 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
-def ago(wall: float | None, now: float | None = None) -> str:
-    """Format the time since a wall-clock moment, as in `3 s ago`; both are seconds since 1970."""
-    return NOTHING if not wall else f"{duration(max(0.0, (now or time.time()) - wall))} ago"
+def ago(wall: float | None) -> str:
+    """Format the time since a wall-clock moment (seconds since 1970), as in `3 s ago`."""
+    return NOTHING if not wall else f"{duration(max(0.0, time.time() - wall))} ago"
 
 
 def moment(wall: float | None) -> str:

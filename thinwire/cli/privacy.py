@@ -336,8 +336,7 @@ def report(
     """
     from thinwire.cli.local_state import aggregator_home, opened
     from thinwire.core.errors import UsageError
-    from thinwire.reports.privacy_report import privacy_report, report_lines
-    from thinwire.reports.signed_report import as_page, sign_report, signing_key
+    from thinwire.reports.privacy_report import as_page, privacy_report, report_lines, sign_report, signing_key
 
     if json and html:
         raise UsageError("--json and --html", why="the report has one form at a time", hint="leave one of them out")
@@ -364,7 +363,7 @@ def verify(
 ) -> None:
     """Check that a privacy report is what the aggregator with this key signed."""
     from thinwire.core.errors import UsageError
-    from thinwire.reports.signed_report import LARGEST, verify_report
+    from thinwire.reports.privacy_report import LARGEST, verify_report
 
     try:
         with open(file, "rb") as opened_file:

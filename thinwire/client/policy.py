@@ -155,10 +155,10 @@ def load_policy(path: Path, must_exist: bool = False) -> Policy:
     return read_owner_file(path, ClientFile, "policy", KEYS, must_exist).policy
 
 
-def parse_policy(text: str, source: str = FILE) -> Policy:
+def parse_policy(text: str) -> Policy:
     """Read a policy from TOML.
 
     >>> parse_policy('[policy]\\nhours = "22:00-06:00"').hours
     '22:00-06:00'
     """
-    return parse_owner_text(text, ClientFile, source, KEYS).policy
+    return parse_owner_text(text, ClientFile, FILE, KEYS).policy

@@ -128,9 +128,9 @@ BEAT_S = 2.0  # seconds, the uncertainty of a downtime; each beat may be a write
 
 
 @contextlib.contextmanager
-def beating(descriptor: int, every_s: float = BEAT_S) -> Iterator[None]:
-    """Set the file's modification time to now, every `every_s` seconds and at the end; its content is unchanged."""
-    with repeating(lambda: os.utime(descriptor), every_s, "heartbeat"):
+def beating(descriptor: int) -> Iterator[None]:
+    """Set the file's modification time to now, every `BEAT_S` seconds and at the end; its content is unchanged."""
+    with repeating(lambda: os.utime(descriptor), BEAT_S, "heartbeat"):
         yield
 
 

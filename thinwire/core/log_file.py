@@ -73,15 +73,15 @@ def append_all(said: IO[bytes], path: Path, most: int) -> None:
 
 
 @contextlib.contextmanager
-def bounded_log(log: Path, most: int, every_s: float = TURN_S, outputs: Sequence[int] = OUTPUT) -> Iterator[None]:
+def bounded_log(log: Path, most: int, outputs: Sequence[int] = OUTPUT) -> Iterator[None]:
     """Rotate the log while the block runs: a log of more than `most` bytes becomes LOG.1.
 
-    The size is checked each `every_s` seconds. Output that goes to a terminal or systemd's journal is not touched.
+    The size is checked each `TURN_S` seconds. Output that goes to a terminal or systemd's journal is not touched.
 
     Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it directly.
     """
     is_ours = _is_output(log, outputs)
-    with repeating(lambda: turn_over(log, most, outputs), every_s, log.name) if is_ours else contextlib.nullcontext():
+    with repeating(lambda: turn_over(log, most, outputs), TURN_S, log.name) if is_ours else contextlib.nullcontext():
         yield
 
 

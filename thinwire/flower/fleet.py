@@ -32,14 +32,13 @@ from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.link_state import SuperLink
 from thinwire.transport.protocol.http import Found
 from thinwire.transport.server.app import DeviceApi, Request, Serve
-from thinwire.transport.server.assignments import BundleRoute, PullRoute
+from thinwire.transport.server.assignments import BundleRoute, PullRoute, ReplyReceiver
 from thinwire.transport.server.auth import Guests, RequestAuthenticator
 from thinwire.transport.server.connections import CONNECTIONS_OF_A_GUEST, KnownAddresses, TrafficCounter
 from thinwire.transport.server.listener import Listener
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
 from thinwire.transport.server.registration import CaRoute, HelloRoute, JoinRoute, LeaveRoute
-from thinwire.transport.server.replies import ReplyReceiver
 from thinwire.transport.server.tls import CertificateProvider
 from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 

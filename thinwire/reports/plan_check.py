@@ -52,7 +52,7 @@ class PlanCheck:
         return not self.problems
 
 
-def check_text(text: str, allow: Sequence[str], layout: Layout | None = None) -> PlanCheck:
+def check_text(text: str, allow: Sequence[str]) -> PlanCheck:
     """Check a plan in TOML; its text stays as it is."""
     if len(text) > MAX_TEXT:
         why = f"at most {MAX_TEXT} characters are read"
@@ -65,7 +65,7 @@ def check_text(text: str, allow: Sequence[str], layout: Layout | None = None) ->
     except (ValueError, RecursionError) as error:
         problem = Problem((), "the plan is not TOML", str(error), 'a line reads: key = "value"')
         return PlanCheck(None, {}, text, [problem])
-    return check_values(raw, allow, layout, text)
+    return check_values(raw, allow, text=text)
 
 
 def check_values(

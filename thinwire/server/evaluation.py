@@ -16,7 +16,8 @@ Five median absolute deviations would clip honest clients in 20 to 83 percent of
 The share grows with the differences between the clients' data. docs/explain/what-is-protected.md shows how often the
 rule above does.
 
-Whole-set metrics such as AUC are no means. They follow from the sum of the clients' histograms (pooled_scores.py).
+Whole-set metrics such as AUC are no means. They follow from the sum of the clients' histograms
+(core/score_histogram.py).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from statistics import median_low
 from typing import Any
 
 from thinwire.core.events import Evaluated
+from thinwire.core.score_histogram import PooledScores, pooled_scores
 from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics, ReplyHeader
 from thinwire.server.context import RunContext
 from thinwire.server.policy.cohort import evaluators_of
-from thinwire.server.policy.pooled_scores import PooledScores, pooled_scores
 from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_be_recorded
 
 

@@ -5,6 +5,9 @@ that makes no step, or that a crash ends, stays reserved: what was spent is neve
 
 - `CentralMode`: the aggregator clips each update, and adds noise to the sum once (`PrivateAggregator`), or the noise of
   tree aggregation (`tree_noise.py`).
+- `SampledMode`: central mode with `[privacy] sampling_rate`. Each device of the population is in a round by a secret
+  coin of its own. Poisson sampling makes the epsilon of those smaller who see the released models and do not know who
+  was sampled (`privacy/accounting.py`).
 - `DistributedMode`: a secure round. Each client clips its update and adds its part of the noise before it masks it, so
   the aggregator sees a sum that has its noise.
 - `DeviceMode`: each client adds the noise to its own update, or in its training, before it sends it (`NoisedMean`).
@@ -16,6 +19,19 @@ is aborted when it is resumed, because the aggregator that was lost may have rel
 
 Invariant: a client counts once in a noised sum, by an update whose norm has the bound of the plan. Its reply has no
 fact of its data beside the update, and neither weight nor normaliser.
+
+Poisson sampling holds only if nothing but the coins decides, and nothing shows their result:
+
+- The population is every enrolled and approved device when the first round opens. The first `RoundOpened` journals it,
+  and it stays fixed: a device that enrolls later is in no round of the run, and one that is revoked is only absent.
+- Coins are drawn once a round, in the transaction that opens it, for absent and busy devices too. Nothing replaces an
+  absent device, and no round waits for devices.
+- The sum is divided by the expected sample, rate times population, whatever the sample is.
+- A round ends at its deadline, also when all have replied or nobody was sampled: when a model is released tells
+  nothing. An empty sample is released as noise. So no count of a sample is a reason of anything that others see.
+- Each client of the population pays for each round, at the rate, in one entry of the ledger without participants.
+
+The journal has the sample, for a restart. What the journal shows others is `core.run_events.without_sample`.
 """
 
 from __future__ import annotations
@@ -29,6 +45,7 @@ import numpy as np
 from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.aggregation.private_lattice import Draw, NotRounded, PrivateSum, clip_layers
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
+from thinwire.core.formatting import Reason
 from thinwire.core.privacy_numbers import next_clip
 from thinwire.core.statedir import sync_path
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
@@ -37,16 +54,18 @@ from thinwire.privacy.tree_aggregation import length_of
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
 from thinwire.server.device_terms import assigned_codec
 from thinwire.server.model_store import HIDDEN
+from thinwire.server.policy.cohort import Cohort, poisson
 from thinwire.server.privacy_budget import PrivacyBudget
+from thinwire.server.round import Round
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.tree_noise import TreeNoise, erase_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from thinwire.compression import BoundCodec
-    from thinwire.core.events import Event, ModelStored, RoundOpened
+    from thinwire.core.events import CloseReason, Event, ModelStored, RoundOpened
     from thinwire.core.formatting import Capped
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
@@ -54,7 +73,8 @@ if TYPE_CHECKING:
     from thinwire.core.types import ReplyHeader, State, Vector
     from thinwire.server.aggregator import WeightCaps
     from thinwire.server.context import RunContext
-    from thinwire.server.policy.cohort import Cohort
+    from thinwire.server.round import RoundMachine
+    from thinwire.server.round_events import RoundConfig
 
 
 NOT_RESERVED = "the privacy ledger has no open reservation for it, as in a restored backup"
@@ -280,3 +300,94 @@ class NoisedMean(RoundAggregator):
     def capped(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:
         """Return {}: all clients count alike."""
         return {}
+
+
+class SampledMode(CentralMode):
+    """Rounds with `[privacy] mode = "central"` and `sampling_rate`."""
+
+    shares_devices = False
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        return CentralMode.is_for(plan) and plan.privacy.sampling_rate is not None
+
+    @property
+    def rate(self) -> float:
+        """Return the probability of each device to be in a round."""
+        assert self.plan.privacy.sampling_rate is not None, "is_for demands it"
+        return self.plan.privacy.sampling_rate
+
+    def population(self, running: RunContext) -> Sequence[str]:
+        """Return the devices that have a coin in each round, sorted: fixed when the first round opens."""
+        if running.past.rounds_opened:
+            return sorted(running.past.considered)
+        here = set(running.presence.devices)
+        if not running.simulated:
+            here |= {row.name for row in running.store.roster.rows() if row.state == "approved"}
+        return sorted(here - self.budget.barred(running).keys())
+
+    def excluded(self, running: RunContext, device: str) -> str:
+        """Return "": a device that may spend no more ends the run, since each one pays whether or not it is sampled."""
+        return ""
+
+    def select(self, running: RunContext, number: int) -> Cohort:
+        """Return a Poisson sample of the population; its clients' assignments of earlier rounds are given up first."""
+        for device, assignments in running.outstanding().items():
+            for selected in assignments:
+                running.lose(device, "stale", "its round has ended", selected.assignment_id)
+        population, barred = tuple(self.population(running)), self.budget.barred(running)
+        sample = poisson(population, self.rate, SystemRng())
+        here = tuple(device for device in sample if device not in barred)  # a barred device is as an absent one
+        return Cohort(population, here, 0, 0, len(population), {})
+
+    def min_updates(self, wanted: int) -> int:
+        """Return 0: a round makes a step whatever its sample is."""
+        return 0
+
+    def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
+        """Return True: a round opens whoever is there."""
+        return True
+
+    def can_continue(self, running: RunContext) -> bool:
+        """Return True once the run has begun: from then on no round waits for devices, but for other runs to end."""
+        return running.past.rounds_opened > 0 and not running.leases.begin(running.run_id)
+
+    def notes(self, able: int) -> list[Reason]:
+        """Return the public numbers of the run's samples: `able` is the size of the population."""
+        return [Reason("poisson", {"rate": self.rate, "population": able, "expected": self.rate * able})]
+
+    def terms(self, opened: RoundOpened) -> RoundConfig:
+        return replace(super().terms(opened), target_updates=0, min_updates=0)
+
+    def machine(self, opened: RoundOpened, running: RunContext) -> RoundMachine:
+        return SampledRound(self.terms(opened))
+
+    def divisor(self, running: RunContext, number: int) -> float:
+        """Return the expected number of clients in a round."""
+        return self.rate * len(running.past.considered)
+
+    def summed_together(self, running: RunContext, number: int) -> int:
+        """Return about how many updates are aggregated together: the sample's own size is told to no client."""
+        return max(1, round(self.divisor(running, number)))
+
+    def require_budget(self, running: RunContext) -> None:
+        population = self.population(running)
+        self.budget.require_delta(len(population))
+        self.budget.require_all(running, population, self.noise(running).release)
+
+    def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
+        self.require_budget(running)
+        return self.budget.reserved_for_all(running, opened, self.noise(running).release)
+
+
+class SampledRound(Round):
+    """A round that ends at its deadline, whatever its sample is and whoever has replied.
+
+    >>> from thinwire.server.round_events import RoundConfig, Tick
+    >>> one = SampledRound(RoundConfig(1, 0, {}, target_updates=0, min_updates=0, opened_s=0, deadline_s=60))
+    >>> one.on(Tick(), now=59.0), [closed.reason for closed in one.on(Tick(), now=60.0)]
+    ([], ['deadline'])
+    """
+
+    def _shutting(self, now: float) -> CloseReason | None:
+        return "deadline" if now >= self.deadline_at else None

@@ -27,13 +27,12 @@ from thinwire.server.leases import DeviceLeases
 from thinwire.server.pipelining import PipelinedMode
 from thinwire.server.policy.cohort import way_out
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.private_mode import CentralMode, DeviceMode, DistributedMode
+from thinwire.server.private_mode import CentralMode, DeviceMode, DistributedMode, SampledMode
 from thinwire.server.recovery import rebuild_round
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.run_end import close, dismiss, end
-from thinwire.server.sampled_mode import SampledMode
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import RunRow, Store

@@ -356,7 +356,6 @@ def run_scripted(
     store: Store,
     home: AggregatorHome,
     params: Vector | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
     stop: Callable[[], StopOrder] = lambda: None,
 ) -> str:
     """Submit a plan, execute it to its end on this fleet and its clock, and return the run's id.
@@ -367,5 +366,5 @@ def run_scripted(
     nothing = np.zeros(0, np.float32)
     run_id = submit(store, home, plan, layout, first, nothing, {}, reported(plan, layout), source="sim")
     with store.gathering(run_id):
-        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, on_event=on_event, stop=stop)
+        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, stop=stop)
     return run_id

@@ -24,7 +24,7 @@ from thinwire.core.clock import downtime_s
 from thinwire.core.events import NO_STEP, RoundBecameCurrent
 from thinwire.core.formatting import duration
 from thinwire.core.types import PHASES
-from thinwire.store.read_models import MeasureRow, PhaseRow, RoundRow, UpdateRow
+from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
 # In order. delivery: from the selection until the first delivery. redelivery: from there to the last delivery, to a
@@ -211,11 +211,6 @@ def clock_was_set(found: RoundRow) -> bool:
 def down_s(found: RoundRow) -> float:
     """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
     return sum(downtime_s(*one) or 0.0 for one in found.downtimes)
-
-
-def round_trips(measures: Iterable[MeasureRow]) -> dict[str, float]:
-    """Return each device's median round trip, in seconds."""
-    return {one.device: one.p50 for one in measures if one.kind == "rtt" and one.p50}
 
 
 WAITS_FOR: Final[Mapping[str, str]] = {

@@ -173,7 +173,7 @@ def dashboard(
 @app.command()
 def logs(follow: Follow = False, count: Lines = 50, home: Home = None) -> None:
     """Show the aggregator's log: devices, runs and failures as they happened, also while it is down."""
-    from thinwire.cli.aggregator.reporting import AGGREGATOR_LOG
+    from thinwire.cli.aggregator.serve import AGGREGATOR_LOG
     from thinwire.cli.local_state import aggregator_home
     from thinwire.core.log_file import last_lines, new_lines
 

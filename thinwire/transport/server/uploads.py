@@ -38,10 +38,9 @@ from thinwire.transport.protocol.http import (
     unblock,
 )
 from thinwire.transport.server.app import Gone, Request
-from thinwire.transport.server.assignments import MOST_BYTES, PullRoute
+from thinwire.transport.server.assignments import MOST_BYTES, PullRoute, ReplyReceiver, revoke_access
 from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.presence import Presence
-from thinwire.transport.server.replies import ReplyReceiver, revoke_access
 
 _WAITS = re.compile(rb"(^|[,; ])wait=\d+")  # of Prefer
 AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device

@@ -18,7 +18,7 @@ from tests.support.filled_store import add_devices, new_run
 from tests.support.serving import showing
 from thinwire.core.errors import NotFound
 from thinwire.store import Store
-from thinwire.web import event_feed, streams
+from thinwire.web import connections, event_feed
 from thinwire.web.connections import MAX_STRANGERS
 from thinwire.web.event_feed import MOST_READERS, READERS_OF_ONE, EventFeeds, RunFeed
 from thinwire.web.routes import MOST_TABS
@@ -117,7 +117,7 @@ def test_a_reader_that_is_too_far_behind_begins_again(store: Store, run: Told, m
 
 
 def test_a_stream_ends_with_its_session(store: Store, run: Told, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(connections, "HEARTBEAT_S", 0.05)
 
     async def steps(feeds: EventFeeds) -> None:
         answers = iter([True, False])
@@ -131,7 +131,7 @@ def test_a_stream_whose_reader_is_always_woken_ends_with_its_session_too(
     store: Store, run: Told, monkeypatch: pytest.MonkeyPatch
 ):
     now = [0.0]
-    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def steps(feeds: EventFeeds) -> None:
         feed, known = await feeds.of(run.run_id), [True]
@@ -141,7 +141,7 @@ def test_a_stream_whose_reader_is_always_woken_ends_with_its_session_too(
             run.status(status, "busy")  # there is news at every look
             await feeds._read(feed)
             assert len(await taken(stream, 1)) == 1
-        known[0], now[0] = False, streams.HEARTBEAT_S
+        known[0], now[0] = False, connections.HEARTBEAT_S
         run.status("paused", "after the logout")
         await feeds._read(feed)
         assert [said async for said in stream if "after the logout" in said] == []
@@ -150,7 +150,7 @@ def test_a_stream_whose_reader_is_always_woken_ends_with_its_session_too(
 
 
 def test_one_user_takes_a_part_of_the_places_and_all_together_leave_some(store: Store, run: Told):
-    assert MOST_READERS + MOST_TABS + MAX_STRANGERS <= streams.MOST_CONNECTIONS * 3 / 4
+    assert MOST_READERS + MOST_TABS + MAX_STRANGERS <= connections.MOST_CONNECTIONS * 3 / 4
 
     async def steps(feeds: EventFeeds) -> None:
         feed = await feeds.of(run.run_id)
@@ -219,7 +219,7 @@ def test_how_far_back_the_events_of_a_sampled_run_go_does_not_tell_how_many_repl
 
 
 def test_a_deleted_run_ends_its_own_streams_and_no_others(store: Store, run: Told, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(connections, "HEARTBEAT_S", 0.05)
     other = new_run(store, at=time.time() - 60)
 
     async def steps(feeds: EventFeeds) -> None:

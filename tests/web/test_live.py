@@ -16,7 +16,7 @@ import pytest
 from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import hold
-from thinwire.web import streams
+from thinwire.web import connections
 from thinwire.web.routes import TABS_OF_ONE, Live, News
 from thinwire.web.settings import aggregator, lock_beside
 
@@ -102,7 +102,7 @@ def test_the_store_is_looked_at_for_all_tabs_together_and_not_without_one():
 
 def test_the_stream_of_a_tab_that_always_gets_news_ends_with_its_session(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def scene() -> None:
         journal, known = Journal(), [True]
@@ -112,7 +112,7 @@ def test_the_stream_of_a_tab_that_always_gets_news_ends_with_its_session(monkeyp
         for journal.seq in (2, 3):
             await live._refresh()
             assert said(await anext(tab))["seq"] == journal.seq
-        known[0], now[0], journal.seq = False, streams.HEARTBEAT_S, 4
+        known[0], now[0], journal.seq = False, connections.HEARTBEAT_S, 4
         await live._refresh()
         assert [message async for message in tab] == []
         assert not live.tabs

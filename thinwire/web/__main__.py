@@ -40,9 +40,8 @@ from thinwire.core.net import bind, host_port, is_loopback
 from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
 from thinwire.web.app import create_app
-from thinwire.web.connections import BoundedProtocol
+from thinwire.web.connections import MOST_CONNECTIONS, BoundedProtocol
 from thinwire.web.settings import Settings, listen_address, lock_beside, reach_options
-from thinwire.web.streams import MOST_CONNECTIONS
 
 PARENT_S = 0.25
 GRACE_S = 2

@@ -30,9 +30,9 @@ from thinwire.core.events import Event
 from thinwire.core.run_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
 from thinwire.store import Store
 from thinwire.web.access import API, from_state, visitor
+from thinwire.web.connections import STILL_HERE, Places, Watch
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import STREAM, RunId
-from thinwire.web.streams import STILL_HERE, Places, Watch
 
 KEPT: Final = 1000  # messages of a run
 AT_ONCE: Final = 500  # events that are read at once

@@ -32,9 +32,9 @@ from thinwire.reports.sweep_results import groups
 from thinwire.store import RunOrder
 from thinwire.web import round_schemas, schemas
 from thinwire.web.access import API, ReaderDep, SettingsDep, StoreDep, Who, from_state, visitor
+from thinwire.web.connections import STILL_HERE, Places, Watch
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.settings import aggregator
-from thinwire.web.streams import STILL_HERE, Places, Watch
 
 TICK_S = 0.25
 MOST_TABS = 64

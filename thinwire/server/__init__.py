@@ -3,20 +3,22 @@
 Read it in this order:
 
     round_events      events that a round receives, and actions that it returns
-    round             one synchronous round without I/O, with its concurrency slots
+    round             one synchronous round without I/O, and what all kinds of rounds share
     policy/           selection, deadlines, codecs, local work: pure decisions with their reasons
     state/            the run's state, rebuilt from its journal by the live run and by a resume
     context           what all drivers of one run share: plan, state, model, store, fleet, clock; its assignments
     round_mode        all in which synchronous and other rounds differ; decides a round
     round_runner      drives the round over fleet, journal and aggregation
     aggregator        the running sum of a round, the caps on weights, and the step to the next model
-    round_close       step, new version, record of the round's end
+    round_close       the order of additions; step, new version, record of the round's end
     run               one run, from its first round or from where it was, to its end
-    service           one run after the other, the commands of people, size limits of replies
+    command_queue     the commands of people, and the fleet that carries them out and records who connects
+    dispatcher        turns of the drivers of several runs; a full disk pauses all of them
+    service           several runs at once, within limits of memory and of the size of replies
 
 The other modules, when a question leads there:
 
-    reducing          the updates of a round whose plan names a reduction in place of the mean
+    reducing_aggregator  the updates of a round whose plan names a reduction in place of the mean
     buffered_round    the asynchronous mode: its round and how it differs
     secure_mode       a round with secure aggregation: its phases under one deadline
     pipelining        the pipelined mode: several open rounds, one of them current
@@ -26,4 +28,8 @@ The other modules, when a question leads there:
     model_store       model versions on disk, and which parts of plan and model an assignment carries
     run_end           last evaluation, outcomes, notices to devices
     submit            how a run gets into the queue
+    ended_runs        more rounds for a run that is over, and its deletion
+    concurrency       the slots of a plan with `max_concurrency`
+    device_terms      what a round assigns to each device, and the check of a reply against it
+    leases            which of several runs may select a device
 """

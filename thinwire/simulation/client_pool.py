@@ -2,7 +2,7 @@
 
 `SimulatedClients` decides which client replies next. A `ClientExecutor` executes the work of all clients, here in this
 process (`SerialExecutor`), elsewhere in several (process_pool.py). `SessionCache` keeps the sessions of some clients in
-memory and the state of all others on disk (client_folders.py).
+memory and the state of all others on disk (held_files.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training, simulate
 from thinwire.simulation.client_pool import ClientPopulation
-from thinwire.simulation.held_files import HeldSpool
+from thinwire.simulation.kept import HeldSpool
 from thinwire.store import Store
 
 SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 12.0)  # seconds for an assignment

@@ -24,7 +24,7 @@ from thinwire.server.context import RunContext
 from thinwire.server.ended_runs import delete_run
 from thinwire.server.run_end import end_abandoned
 from thinwire.simulation import History
-from thinwire.simulation.held_files import SharedFolder
+from thinwire.simulation.kept import SharedFolder
 from thinwire.store import FileSpool, Store
 
 SECTIONS = """

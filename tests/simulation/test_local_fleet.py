@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import answer, hello, written
 from thinwire.core.fleet import Link
-from thinwire.simulation.held_files import HeldSpool
+from thinwire.simulation.kept import HeldSpool
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store
 

@@ -19,7 +19,7 @@ from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Li
 from thinwire.core.plan_values import MOST_DELAY
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
-from thinwire.simulation.held_files import HeldSpool
+from thinwire.simulation.kept import HeldSpool
 from thinwire.simulation.local_fleet import LocalLink
 from thinwire.store import FileSpool, Store
 

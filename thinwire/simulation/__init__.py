@@ -3,8 +3,8 @@ clients.
 """
 
 from thinwire.client.task import own_part
-from thinwire.simulation.held_files import HeldSpool
 from thinwire.simulation.history import History, RunFailed
+from thinwire.simulation.kept import HeldSpool
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.run import reported, run_scripted, run_sim, simulate
 from thinwire.simulation.scripted_device import LogNormal, Paced, Script, ScriptedDevice, SyntheticUpdates, Turn, Work

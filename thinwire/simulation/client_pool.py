@@ -2,7 +2,7 @@
 
 `SimulatedClients` decides which client replies next. A `ClientExecutor` executes the work of all clients, here in this
 process (`SerialExecutor`), elsewhere in several (process_pool.py). `SessionCache` keeps the sessions of some clients in
-memory and the state of all others on disk (held_files.py).
+memory and the state of all others on disk (kept.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thinwire.core.equipment import GIB
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.records import replace
 from thinwire.core.types import PhaseReply, Reply
-from thinwire.simulation.held_files import CachedRunFolder, shared_folder
+from thinwire.simulation.kept import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
 if TYPE_CHECKING:

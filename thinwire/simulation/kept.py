@@ -1,4 +1,10 @@
-"""A simulation that outlives its process: after `kill -9` the same call goes on, to the same bits as if never killed.
+"""What a simulation keeps: in memory in place of files, and on disk so that it outlives its process.
+
+`HeldSpool` keeps small replies in memory, and `spooled` checks each part of a file against its digest, as the device
+API does it. `CachedRunFolder` holds a client's state until the client is put down; `SharedFolder` is for clients that
+several processes train.
+
+A simulation that outlives its process: after `kill -9` the same call goes on, to the same bits as if never killed.
 
 The aggregator's part is its ordinary restart: it replays the journal and sends outstanding assignments again
 (server/run.py). The clients' part is that of a device which was killed: each commit of its run state is on disk, and an
@@ -11,21 +17,220 @@ the next one.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
+from thinwire.client.run_state import STATE, ClientRunState, RunFolder, run_path, write_unsynced
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import Refused
+from thinwire.core.errors import BadPayload, Refused
 from thinwire.core.events import ENDED, ClientFailed, Event, UpdateAccepted, UpdateDropped
+from thinwire.core.fleet import Spool
+from thinwire.core.part_file import damaged_part
 from thinwire.core.plan import RunPlan
-from thinwire.core.statedir import AggregatorHome, dead_owner, private_folder, write_atomically
+from thinwire.core.statedir import (
+    AggregatorHome,
+    dead_owner,
+    disk_error,
+    private_folder,
+    private_opener,
+    write_atomically,
+)
+from thinwire.core.types import Arrived, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool, Store
+
+BLOCK = 1 << 20
+
+
+def spooled(
+    spool: Spool, reply: ReplyHeader, bundle: Path | bytes | None, transfer: Callable[[], Transfer]
+) -> ReplyHeader:
+    """Store a reply in the spool and return its header; check each part against its digest, as the device API does.
+
+    `transfer` is called once the spool has all parts. Raise `BadPayload` for a part that does not match its digest, or
+    that is missing. Of bytes that stay in memory only the length is checked, because this program has just hashed them.
+    """
+    if isinstance(spool, HeldSpool) and spool.has_room(reply):
+        body = bundle.read_bytes() if isinstance(bundle, Path) else bundle or b""
+        if isinstance(bundle, Path) and (part := damaged_part(io.BytesIO(body), reply.parts)) is not None:
+            raise BadPayload(f"{part.name} is not what its digest says")
+        if len(body) < reply.payload_bytes:
+            raise BadPayload(f"an answer of {len(body)} bytes, whose parts have {reply.payload_bytes}")
+        header = reply.arrived(transfer())
+        spool.hold(header, body)
+        return header
+    draft = spool.draft(reply.update_id)
+    try:
+        with open(draft, "wb", opener=private_opener) as out:
+            _copy(bundle, out, reply)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    header = reply.arrived(transfer())
+    spool.commit(draft, header)
+    return header
+
+
+def _copy(bundle: Path | bytes | None, out: BinaryIO, header: ReplyHeader) -> None:
+    """Copy the parts of a reply, and check each one against its digest."""
+    if bundle is None:
+        if header.parts:
+            raise BadPayload("an answer whose parts are missing")
+        return
+    with bundle.open("rb") if isinstance(bundle, Path) else io.BytesIO(bundle) as source:
+        for part in header.parts:
+            digest, left = hashlib.sha256(), part.length
+            while left and (block := source.read(min(left, BLOCK))):
+                digest.update(block)
+                out.write(block)
+                left -= len(block)
+            if left or digest.hexdigest() != part.sha256:
+                raise BadPayload(f"{part.name} is not what its digest says")
+
+
+HELD_BYTES = 64 << 20  # of frames that wait in memory for their aggregation
+
+
+class HeldSpool(FileSpool):
+    """Stores replies in memory up to `most_bytes` with `hold`, and as files like its base class.
+
+    Replies in memory are opened, listed and deleted like all others.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int = HELD_BYTES) -> None:
+        super().__init__(folder, durable=False)
+        self._most, self._bytes = most_bytes, 0
+        self._bodies: dict[UpdateId, tuple[ReplyHeader, bytes]] = {}
+
+    def has_room(self, header: ReplyHeader) -> bool:
+        """Return True if there is room in memory for this reply."""
+        return self._bytes + header.payload_bytes <= self._most
+
+    def hold(self, header: ReplyHeader, body: bytes) -> None:
+        """Keep a reply in memory, unless the spool already has a reply of this update."""
+        if self.header(header.update_id) is None:  # only the first one counts
+            self._bodies[header.update_id] = header, body
+            self._bytes += len(body)
+
+    def header(self, update_id: UpdateId) -> ReplyHeader | None:
+        """Return the header of a reply; None if the spool does not have it."""
+        held = self._bodies.get(update_id)
+        return held[0] if held else super().header(update_id)
+
+    def headers(self) -> Sequence[ReplyHeader]:
+        return [*super().headers(), *(header for header, _ in self._bodies.values())]
+
+    def open(self, update_id: UpdateId) -> Iterator[Arrived]:
+        if update_id in self._bodies:
+            return _parts(*self._bodies[update_id])
+        return super().open(update_id)
+
+    def delete(self, update_id: UpdateId) -> None:
+        if update_id in self._bodies:
+            self._bytes -= len(self._bodies.pop(update_id)[1])
+        else:
+            super().delete(update_id)
+
+
+def _parts(header: ReplyHeader, body: bytes) -> Iterator[Arrived]:
+    at = 0
+    for part in header.parts:
+        yield memoryview(body)[at : at + part.length]
+        at += part.length
+
+
+class CachedRunFolder(RunFolder):
+    """Holds a client's run state and its encoded updates: in memory while it works, on disk after `put_down`.
+
+    With `is_new`, the disk has nothing of this client, and `load` does not look there. A thousand folders or files take
+    longer to make and to remove than a round.
+
+    Invariant: `load` after `put_down` returns the state that was committed last.
+    """
+
+    def __init__(self, own: Path, run: str, is_new: bool = False) -> None:
+        super().__init__(run_path(own, run), write_unsynced)
+        self._is_new = self.is_only_run = is_new  # a simulation is one run
+        self._bodies: dict[str, bytes] = {}  # file -> an encoded update that is not on disk yet
+        self._held: ClientRunState | None = None  # committed, but not on disk yet
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of the encoded updates in memory."""
+        return sum(len(body) for body in self._bodies.values())
+
+    def load(self) -> tuple[ClientRunState, list[str]]:
+        return (ClientRunState(), []) if self._is_new else super().load()
+
+    def body(self, path: Path | None) -> Path | bytes | None:
+        """Return the encoded update of this file, from memory if it is there."""
+        return self._bodies.get(path.name, path) if path else None
+
+    def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
+        bodies = {**self._bodies, **(parts or {})}
+        self._bodies = {entry.file: bodies[entry.file] for entry in state.outbox if entry.file in bodies}
+        self._held = state
+
+    def put_down(self) -> None:
+        """Write the state that was committed last to disk, unless it is there already."""
+        if self._held is not None:
+            super().commit(self._held, self._bodies)
+            self._held, self._bodies = None, {}
+
+
+PRIVATE = 0o600
+
+
+class SharedFolder(RunFolder):
+    """Holds the run state of a client that several processes serve in turn: each commit is on disk for the next
+    process.
+
+    Invariant: if a process is killed at any moment, `load` returns the complete state before or after a commit. A power
+    failure may leave another state, unless the folder is `durable`.
+    """
+
+    def __init__(self, folder: Path, durable: bool = False) -> None:
+        super().__init__(folder, write_atomically if durable else write_swapped)
+
+    def load(self) -> tuple[ClientRunState, list[str]]:
+        path = self.folder / STATE
+        if not path.exists() and (draft := draft_of(path)).exists():
+            draft.rename(path)
+        return super().load()
+
+
+def write_swapped(path: Path, data: bytes) -> None:
+    """Replace a file without syncing it: write the new one under another name, remove the old one, then rename the new
+    one.
+
+    A rename over the old file would be one step. But ext4 then writes the new file to disk at once, which takes longer
+    than all other work of a small client.
+    """
+    draft = draft_of(path)
+    try:
+        draft.touch(PRIVATE)
+        draft.write_bytes(data)
+        path.unlink(missing_ok=True)
+        draft.rename(path)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def draft_of(path: Path) -> Path:
+    """Return the name under which a new file is written before it replaces `path`."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def shared_folder(folder: Path, run: str, durable: bool = False) -> SharedFolder:
+    """Return the shared folder of a run in a client's own folder."""
+    return SharedFolder(run_path(folder, run), durable)
 
 
 @dataclass(frozen=True)

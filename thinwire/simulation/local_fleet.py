@@ -30,7 +30,7 @@ from thinwire.core.fleet import (
 )
 from thinwire.core.protocol import ends, reply_digest, same_reply, withdrawn
 from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId
-from thinwire.simulation.held_files import spooled
+from thinwire.simulation.kept import spooled
 
 REMEMBERED = 65_536  # digests of replies, and withdrawn assignments of a device
 

@@ -46,10 +46,9 @@ from thinwire.server.policy.cohort import missing
 from thinwire.server.run import drive
 from thinwire.server.submit import submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
-from thinwire.simulation.held_files import HeldSpool
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
 from thinwire.simulation.holdout import SimulatedHoldout
-from thinwire.simulation.kept import KeptSimulation, where_it_stood
+from thinwire.simulation.kept import HeldSpool, KeptSimulation, where_it_stood
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor
 from thinwire.simulation.scripted_fleet import ScriptedFleet

@@ -19,7 +19,7 @@ from thinwire.client.train.runtime import use_threads
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, Reply, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation.client_pool import ClientPopulation, PacedExecutor
-from thinwire.simulation.held_files import CachedRunFolder
+from thinwire.simulation.kept import CachedRunFolder
 from thinwire.simulation.scripted_device import Answer, Turn
 
 StepSeconds = Callable[[Assignment], float]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import crashes
-from tests.support.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
+from tests.support.crashes import KINDS, LAYOUT, Fate, Whole, change, killed, undisturbed_once
 from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.core import RunPlan
@@ -111,6 +111,6 @@ def test_who_was_killed_and_who_sent_garbage_is_replaced(undisturbed: Whole) -> 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
     made, places = undisturbed
-    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
+    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES), (*KINDS, "append")):
         assert again.same() == made.same(), where
         assert again.told.items() <= again.outcomes.items()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.core.privacy_numbers import (
@@ -106,6 +106,7 @@ def test_the_bound_is_between_that_of_no_rounding_and_that_of_the_worst_one(scal
     assert found >= math.floor(scale**2)
 
 
+@settings(max_examples=25)
 @given(st.integers(2, 1000), st.integers(64, 2**22), st.floats(0.1, 10), st.integers(1, 1000))
 def test_the_chosen_width_is_the_fewest_bits_that_inflate_little(
     clients: int, dimensions: int, noise: float, rounds: int

@@ -43,7 +43,7 @@ def test_a_message_that_is_cut_or_goes_on_is_refused(kind, post_quantum):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_hostile_bytes_are_refused_or_are_the_bytes_of_what_is_read(kind, data):
     message, read = messages(post_quantum=False)[kind]
@@ -58,7 +58,7 @@ def test_hostile_bytes_are_refused_or_are_the_bytes_of_what_is_read(kind, data):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(raw=st.binary(max_size=400))
 def test_random_bytes_are_refused_or_are_the_bytes_of_what_is_read(kind, raw):
     _, read = messages(post_quantum=False)[kind]

@@ -31,7 +31,7 @@ class Counting(Cohort):
 TERMS = {
     "complete": terms_of(7, 4),
     "post-quantum": terms_of(5, 3, post_quantum=True),
-    "k-regular": SecureTerms(100, 0.1, 0.1, lanes=9, width=16, graph="k-regular"),
+    "k-regular": SecureTerms(40, 0.1, 0.1, lanes=9, width=16, graph="k-regular"),
 }
 
 

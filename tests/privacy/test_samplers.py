@@ -311,7 +311,7 @@ def test_chi_square_and_kolmogorov_smirnov_of_ten_million_draws(kind, sigma: flo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sigma", [3.0, 16.0, 256.0, 4096.0])
+@pytest.mark.parametrize("sigma", [3.0, 4096.0])
 @pytest.mark.parametrize("off", [0.99, 1.01])
 def test_both_tests_see_a_standard_deviation_that_is_off_by_one_percent(kind, sigma: float, off: float) -> None:
     right = kind(sigma**2)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.backups import Place
 from tests.support.cheap_passwords import cheap_passwords
-from tests.support.postgres import empty_database, execute
+from tests.support.postgres import OwnTables, empty_database
+from tests.support.store_agreement import empty_database as made_database
 from thinwire.core.clock import VirtualClock
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
@@ -19,10 +20,10 @@ __all__ = ["cheap_passwords"]
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The URL of a database of PostgreSQL that this process may empty."""
-    with empty_database() as url:
-        yield url
+def postgres() -> Iterator[OwnTables]:
+    """A database of PostgreSQL that this process may empty."""
+    with empty_database() as url, OwnTables.of(url) as tables:
+        yield tables
 
 
 @pytest.fixture
@@ -32,12 +33,20 @@ def clock() -> VirtualClock:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty database."""
+    """The address of an empty database; for a test that has a `store` too, the empty tables are there already."""
+    has_store = "store" in request.fixturenames
     if request.param == "sqlite":
-        return str(tmp_path / "store.sqlite3")
-    url: str = request.getfixturevalue("postgres")
-    execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-    return url
+        path = tmp_path / "store.sqlite3"
+        if has_store:
+            path.touch(0o600)
+            path.write_bytes(made_database())
+        return str(path)
+    tables: OwnTables = request.getfixturevalue("postgres")
+    if has_store:
+        tables.empty()
+    else:
+        tables.drop()
+    return tables.url
 
 
 @pytest.fixture

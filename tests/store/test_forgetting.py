@@ -23,12 +23,12 @@ from thinwire.core.fleet import Hello, Joining
 from thinwire.core.formatting import Reason
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState, empty_state
-from thinwire.store import MeasureRow, Store, forgetting
+from thinwire.store import MeasureRow, Store, forgetting, journal
 from thinwire.store.database import Base
 from thinwire.store.device_registry import LOOK_S
 from thinwire.store.forgetting import FORGOTTEN, OWN_RULE, ROLES, Renaming
 from thinwire.store.forgetting import PLAIN as NAMES_NONE
-from thinwire.store.journal import KEPT, KINDS
+from thinwire.store.journal import KINDS
 
 GONE, REST = DEVICES[1], (DEVICES[0], DEVICES[2])
 KEY = hashlib.sha256(b"the key of " + GONE.encode()).hexdigest()
@@ -131,10 +131,11 @@ def test_spending_stays_and_the_epsilon_of_the_run_is_the_same(store: Store, sto
     assert after == before
 
 
-def test_packed_events_are_replaced_too(store: Store):
+def test_packed_events_are_replaced_too(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal, "KEPT", 50)
     enrol(store, *DEVICES)
     plain = PrivateStory(store, plan=PLAIN)
-    while store.last_seq(plain.run_id) < 2 * KEPT + 50:
+    while store.last_seq(plain.run_id) < 3 * journal.KEPT:
         plain.play()
     plain.end()
     numbers = [seq for seq, _ in store.events(plain.run_id)]

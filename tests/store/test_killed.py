@@ -3,7 +3,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from tests.support.fork_server import Forked
+from tests.support.processes import environment
 from tests.support.store_agreement import assert_is_replayed, assert_sums_agree
 from tests.support.store_story import new_run
 from thinwire.core.events import RoundOpened
@@ -17,7 +20,8 @@ def test_killed_at_any_step_journal_and_tables_agree_and_the_run_goes_on(tmp_pat
     with Store.open(path) as store:
         run_id = new_run(store)
     command = [sys.executable, "-m", "tests.support.dying", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with Forked(command, env=environment(), **pipes) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
         for step in STEPS:

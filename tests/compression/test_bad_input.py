@@ -25,7 +25,8 @@ SIGNALLING = np.array([0x7F800001], np.uint32).view(np.float32)[0]
 AROUND: tuple[Callable, ...] = (lambda codec: codec, feedback, ef21)
 
 
-@pytest.fixture(params=native.available())
+# The other paths are compared with numpy by test_kernels.py, also on such values.
+@pytest.fixture(params=dict.fromkeys((native.available()[0], "numpy")))
 def path(request):
     with native.using(request.param):
         yield request.param

@@ -30,7 +30,7 @@ from thinwire.simulation import ScriptedFleet, Training
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import FileSpool, Store
 
-EVERY = 17  # of all places at which the aggregator can die
+EVERY = 31  # of all places at which the aggregator can die
 BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
 
 

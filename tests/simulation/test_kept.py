@@ -109,7 +109,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
     whole = run(tmp_path / "whole", plan=plan(sections))
     last, ids = moments.passed, list[str]()
     assert last > 40
-    for at in range(1, last + 1, 3):
+    for at in range(1, last + 1, 5):
         home = tmp_path / str(at)
         moments.kill(at, home, plan(sections))
         again = run(home, plan=plan(sections))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 from tests.support.small_task import cross_entropy, local_of, normed, plan_of, task_of
 from thinwire.client import ClientInfo
 from thinwire.client.train import module as tensors
@@ -202,7 +203,8 @@ for wrong in (Mine, Broken()):
 
 
 def test_an_object_of_a_class_without_a_file_is_simulated_as_in_a_notebook() -> None:
-    done = subprocess.run([sys.executable, "-c", IN_A_CELL], capture_output=True, text=True, timeout=120, check=True)
+    done = run_forked([sys.executable, "-c", IN_A_CELL], timeout=120, env=environment())
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "done",
         "error: the class Mine is no task: its functions need an object",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -11,6 +15,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError, ThinwireError, UsageError
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.simulation import simulate
+from thinwire.simulation import sweep as sweep_module
 from thinwire.simulation.sweep import Progress, Sweep, grid, run_sweep
 
 TASK = '''
@@ -79,7 +84,18 @@ def test_a_sweep_that_is_cut_off_goes_on_where_it_was(task: str, tmp_path: Path)
     assert len(sweep.missing(cells)) == 1
 
 
+@pytest.fixture(scope="module")
+def forking() -> Iterator[None]:
+    """Workers are forked off one process that has imported torch, which takes longer than their runs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["thinwire.simulation.sweep"])
+    begins = SimpleNamespace(active_children=multiprocessing.active_children, get_context=lambda kind: context)
+    with patch.object(sweep_module, "multiprocessing", begins):
+        yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking")
 def test_two_workers_make_the_same_figures_as_one(task: str, tmp_path: Path) -> None:
     sweep = Sweep.of(task, plans(AXES, seeds=1), 2, "iid")
     alone = run_sweep(sweep, TrialStore(tmp_path / "one"))
@@ -89,6 +105,7 @@ def test_two_workers_make_the_same_figures_as_one(task: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forking")
 def test_a_worker_that_is_killed_ends_the_sweep_with_what_to_do(task: str, tmp_path: Path) -> None:
     seeds = [RunPlan.from_json({**plan, "run": {**plan["run"], "seed": seed}}) for plan in [plans({})[0].to_json()]
              for seed in (98, 97)]  # fmt: skip

@@ -17,6 +17,7 @@ from tests.support.crashes import Killed
 from tests.support.explained import whys
 from tests.support.faulty_fleet import FaultyTurn
 from tests.support.server_bench import (
+    AROUND,
     FAILS,
     LAYOUT,
     SILENT,
@@ -295,7 +296,7 @@ def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Pa
         devices = scripted("a", 1.0), scripted("b", 1.7), scripted("c", troubled), spoiled
         return bench(folder, *devices, rounds=3, buffer=2)
 
-    for where, made in killed(begin, tmp_path, drive_through(begin(tmp_path / "undisturbed"))):
+    for where, made in killed(begin, tmp_path, drive_through(begin(tmp_path / "undisturbed")), kinds=AROUND):
         assert made.store.run(made.run_id).status == "done"
         accepted = [event.update_id for event in made.events(UpdateAccepted)]
         aggregated = [update_id for event in made.events(RoundClosed) for update_id in event.aggregated]

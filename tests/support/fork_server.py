@@ -65,9 +65,13 @@ Run = Callable[[], object]
 
 
 class ForkServer:
-    """The end of a server at which processes are requested; `fork` may be called by several threads."""
+    """The end of a server at which processes are requested; `fork` may be called by several threads.
 
-    def __init__(self, wire: socket.socket) -> None:
+    `pid` is that of the server, which is known to the process that began it.
+    """
+
+    def __init__(self, wire: socket.socket, pid: int = 0) -> None:
+        self.pid = pid
         self._wire, self._one_at_a_time = wire, threading.Lock()
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
@@ -173,7 +177,7 @@ def _begin() -> ForkServer:
         )  # fmt: skip
     atexit.register(process.wait)
     atexit.register(ours.close)
-    return ForkServer(ours)
+    return ForkServer(ours, process.pid)
 
 
 def is_server(pid: int) -> bool:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -131,17 +132,18 @@ class Search:
 
     def in_blob(self, blob: bytes) -> set[str]:
         """The names of what is in these bytes, or in a stream within them that is deflated or zstd'ed."""
-        return {name for data in (blob, *_streams(blob)) for name, form in self._likely(data) if form in data}
+        return {name for data in (blob, *_streams(blob)) for name in self._in(data)}
 
     @cached_property
-    def _by_word(self) -> dict[int, list[tuple[str, bytes]]]:
-        """The forms by one of the words within: that with the most different bytes, which is the rarest by chance."""
-        found: dict[int, list[tuple[str, bytes]]] = {}
+    def _by_word(self) -> dict[int, list[tuple[str, bytes, int]]]:
+        """The forms by one of the words within, and where that stands: the word with the most different bytes, which is
+        the rarest by chance.
+        """
+        found: dict[int, list[tuple[str, bytes, int]]] = {}
         for name, forms in self.forms.items():
             for form in forms:
-                words = [form[at : at + WORD] for at in range(len(form) - WORD + 1)]
-                rarest = max(words, key=lambda word: len(set(word)))
-                found.setdefault(int.from_bytes(rarest, "little"), []).append((name, form))
+                at = max(range(len(form) - WORD + 1), key=lambda at: len(set(form[at : at + WORD])))
+                found.setdefault(int.from_bytes(form[at : at + WORD], "little"), []).append((name, form, at))
         return found
 
     @cached_property
@@ -151,16 +153,16 @@ class Search:
         table[_hashed(np.array(list(self._by_word), np.uint32))] = True
         return table
 
-    def _likely(self, data: bytes) -> Iterator[tuple[str, bytes]]:
-        """All forms whose word is in these bytes: one look at memory of 100 MB for all forms, and not one for each."""
-        found = set[int]()
+    def _in(self, data: bytes) -> Iterator[str]:
+        """What is in these bytes: one look at 100 MB for the words of all forms, and not one for each form."""
         for begin in range(0, len(data), LOOK):  # what numpy makes of a look stays in the cache
             for at in range(begin, min(begin + WORD, len(data) - WORD + 1)):
-                count = min(LOOK, len(data) - at) // WORD
-                words = np.frombuffer(data, "<u4", count, at)
-                found.update(np.unique(words[self._table[_hashed(words)]]).tolist())
-        for word in found & self._by_word.keys():
-            yield from self._by_word[word]
+                words = np.frombuffer(data, "<u4", min(LOOK, len(data) - at) // WORD, at)
+                for place in np.flatnonzero(self._table[_hashed(words)]).tolist():
+                    for name, form, within in self._by_word.get(int(words[place]), ()):
+                        first = at + place * WORD - within
+                        if first >= 0 and data[first : first + len(form)] == form:
+                            yield name
 
 
 def _hashed(words: NDArray[np.uint32]) -> NDArray[np.uint16]:
@@ -185,22 +187,40 @@ def files_of(folder: Path) -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def memory_of(pid: int) -> Iterator[bytes]:
-    """The writable memory of a process of this user, a mapping at a time (proc(5))."""
-    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+def memory_of(pid: int, server: int) -> Iterator[bytes]:
+    """The writable memory of a process of this user, a mapping at a time (proc(5)).
+
+    Pages that stand as they are in the server that forked the process are left out: no server has seen a client.
+    """
+    with open(f"/proc/{pid}/maps") as maps, _memory(pid) as memory, _memory(server) as before:
         for line in maps.read().splitlines():
             span, access, *_ = line.split()
             if not access.startswith("rw") or "[v" in line:
                 continue
             begin, end = (int(edge, 16) for edge in span.split("-"))
             try:
-                memory.seek(begin)
-                yield _used(memory.read(end - begin))
+                yield _used(_read(memory, begin, end), _read(before, begin, end, or_empty=True))
             except OSError:
                 continue  # it was given back meanwhile
 
 
-def _used(data: bytes) -> bytes:
-    """The pages that hold anything: most of a stack or of an arena was never written."""
-    pages = np.frombuffer(data, np.uint64).reshape(-1, PAGE // 8)
-    return pages[pages.any(axis=1)].tobytes()
+def _memory(pid: int) -> FileIO:
+    return FileIO(f"/proc/{pid}/mem")
+
+
+def _read(memory: FileIO, begin: int, end: int, *, or_empty: bool = False) -> bytes:
+    try:
+        memory.seek(begin)
+        return memory.read(end - begin)
+    except OSError:
+        if or_empty:
+            return b""
+        raise
+
+
+def _used(data: bytes, before: bytes) -> bytes:
+    """The pages that hold anything else than before: most of a stack or of an arena was never written."""
+    pages, old = (np.frombuffer(each, np.uint64).reshape(-1, PAGE // 8) for each in (data, before))
+    changed = pages.any(axis=1)
+    changed[: len(old)] &= (pages[: len(old)] != old).any(axis=1)
+    return pages[changed].tobytes()

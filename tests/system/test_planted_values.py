@@ -17,6 +17,7 @@ import httpx
 import pytest
 import zstandard
 
+from tests.support.fork_server import server
 from tests.support.frozen import children
 from tests.support.planted import CLIP, PLAIN, PRIVATE, SECURE, SIZE, Planted, Search, files_of, memory_of
 from tests.support.processes import THINWIRE
@@ -67,6 +68,7 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
     assert site.typed("aggregator", "backup", str(backup)).returncode == 0
     shown = [site.typed("runs", "show", run_id, *more).stdout.encode() for more in ((), ("--json",), ("--why",))]
     (dashboard,) = children(site.aggregator.pid)
+    imported = server().pid
     return {
         "store": [path.read_bytes() for path in home.glob("store.sqlite3*")],
         "spool": files_of(home / "spool"),
@@ -75,8 +77,8 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
         "log": [site.log_of(site.aggregator).encode(), *(path.read_bytes() for path in home.rglob("*.log"))],
         "dashboard": [answers],
         "runs show": shown,
-        "memory of the aggregator": memory_of(site.aggregator.pid),
-        "memory of the dashboard": memory_of(dashboard),
+        "memory of the aggregator": memory_of(site.aggregator.pid, imported),
+        "memory of the dashboard": memory_of(dashboard, imported),
     }
 
 
@@ -89,9 +91,7 @@ def searched(
     site.aggregator_program = site.client_program = program
     search = Search.of(len(DEVICES), points)
     try:
-        site.forks = False  # the memory of the aggregator and the dashboard is searched: it is larger in forked ones
         site.serve()
-        site.forks = True
         site.hold(HELD)
         site.join()
         run_id = site.begin(*sets)

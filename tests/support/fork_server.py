@@ -24,6 +24,7 @@ import importlib
 import inspect
 import io
 import json
+import multiprocessing.util
 import os
 import random
 import runpy
@@ -57,6 +58,7 @@ MAX_DESCRIPTORS = 64
 MAX_SHOWN = 8000  # bytes of a command line that other processes see
 ABOVE = 512  # the first descriptor of those that are on their way to their number
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # private: it starts the program of a Popen
+SPAWN, OF_POOL = multiprocessing.util.spawnv_passfds, "--multiprocessing-fork"  # how multiprocessing starts a process
 BEGUN = dict(os.environ)  # with which a server imports its libraries, whatever a test sets later
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a program inherits which of them are ignored
@@ -65,13 +67,10 @@ Run = Callable[[], object]
 
 
 class ForkServer:
-    """The end of a server at which processes are requested; `fork` may be called by several threads.
-
-    `pid` is that of the server, which is known to the process that began it.
-    """
+    """The end of a server at which processes are requested; `fork` may be called by several threads."""
 
     def __init__(self, wire: socket.socket, pid: int = 0) -> None:
-        self.pid = pid
+        self.pid = pid  # of the server, where this process began it
         self._wire, self._one_at_a_time = wire, threading.Lock()
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
@@ -137,10 +136,8 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
     ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
     ends = [number if end < 0 else end for number, end in enumerate(ends)]
     request = {
-        "words": words[1:], "network": network, "env": env,
-        "cwd": os.fspath(asked["cwd"] or os.getcwd()), "umask": _umask(),
-        "session": asked["start_new_session"], "group": asked["process_group"], "to": [0, 1, 2, *asked["pass_fds"]],
-        "ignored": [number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN],  # under nohup: SIGHUP
+        **_request(words, env, asked["pass_fds"]), "network": network, "cwd": os.fspath(asked["cwd"] or os.getcwd()),
+        "session": asked["start_new_session"], "group": asked["process_group"],
     }  # fmt: skip
     try:
         popen.pid = server().fork(request, [*ends, *asked["pass_fds"]])
@@ -149,6 +146,26 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
         popen._close_pipe_fds(  # type: ignore[attr-defined]  # private to Popen
             *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
         )
+
+
+def spawn(path: bytes, args: Sequence[bytes | str], descriptors: Sequence[int]) -> int:
+    """Do what `multiprocessing.util.spawnv_passfds` does, by forking where it can be."""
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private: those of the server too
+    words = [os.fsdecode(word) for word in args]
+    if words[1 : 1 + len(options)] == options:
+        del words[1 : 1 + len(options)]
+    env = dict(os.environ)
+    if not is_forkable(words, env):
+        return SPAWN(path, args, descriptors)
+    return server().fork(_request(words, env, descriptors), [0, 1, 2, *descriptors])
+
+
+def _request(words: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, Any]:
+    return {
+        "words": words[1:], "network": "", "env": env, "cwd": os.getcwd(), "umask": _umask(),
+        "session": False, "group": -1, "to": [0, 1, 2, *descriptors],
+        "ignored": [number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN],  # under nohup: SIGHUP
+    }  # fmt: skip
 
 
 def _umask() -> int:
@@ -164,6 +181,16 @@ def server() -> ForkServer:
     if not _servers:
         _servers.append(_begin())
     return _servers[0]
+
+
+@contextlib.contextmanager
+def begun_with(env: Mapping[str, str]) -> Iterator[None]:
+    """Have a server of its own fork in this block, which begins with these variables too."""
+    own = list[ForkServer]()
+    with patch.dict(BEGUN, env), patch.object(sys.modules[__name__], "_servers", own):
+        yield
+        for each in own:
+            each._wire.close()
 
 
 def _begin() -> ForkServer:
@@ -207,9 +234,10 @@ def run_forked(command: Sequence[str], timeout: float, **more: Any) -> subproces
 
 @contextlib.contextmanager
 def forking(*modules: types.ModuleType) -> Iterator[None]:
-    """Have these modules, which call `subprocess.Popen`, fork while the block lasts, with one thread each."""
+    """Have these modules, which call `subprocess.Popen`, and all pools of processes fork in this block."""
     with contextlib.ExitStack() as patched:
         patched.enter_context(patch.dict(os.environ, FIXED))
+        patched.enter_context(patch.object(multiprocessing.util, "spawnv_passfds", spawn))
         for module in modules:
             calls = types.SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
             patched.enter_context(patch.object(module, "subprocess", calls))
@@ -272,6 +300,7 @@ def _child(request: Mapping[str, Any], descriptors: Sequence[int], told: int, go
     os.environ.update(request["env"])
     _servers[:] = [ForkServer(socket.socket(fileno=mine))]
     subprocess.Popen._execute_child = Forked._execute_child  # type: ignore[attr-defined]  # private to Popen
+    multiprocessing.util.spawnv_passfds = spawn
     random.seed()
     sys.modules["numpy"].random.seed()
     _show(request["words"])
@@ -324,7 +353,7 @@ def _program(words: Sequence[str]) -> Run:
     if kind == "-m":
         return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
     if kind == "-c":
-        for name in [name for name in sys.modules if name.partition(".")[0] == "thinwire"]:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "thinwire" and OF_POOL not in rest]:
             del sys.modules[name]  # the code may import a Thinwire of its own, as a worker's does
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         return lambda: exec(compile(what, "<string>", "exec"), main.__dict__)

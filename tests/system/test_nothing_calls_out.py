@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import urllib.request
 
 import pytest
 
 from tests.support import no_calls_out
+from tests.support.fork_server import begun_with, run_forked
 from tests.support.processes import THE_DEMOS, Site, environment
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All processes of these tests are forked by one that began with the hook, so that each of them has it."""
+    made = tmp_path_factory.mktemp("denied")
+    hooked = no_calls_out.environment(made)
+    with pytest.MonkeyPatch.context() as patched, begun_with(hooked):
+        for name, value in hooked.items():
+            patched.setenv(name, value)
+        for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
+            patched.delenv(name, raising=False)
+        yield made
+
+
 @pytest.fixture
-def denied(tmp_path, monkeypatch):
-    for name, value in no_calls_out.environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    return lambda: no_calls_out.calls(tmp_path)
+def denied(folder):
+    (folder / "calls.txt").write_text("")
+    return lambda: no_calls_out.calls(folder)
 
 
 @pytest.mark.parametrize(
@@ -33,14 +43,13 @@ def denied(tmp_path, monkeypatch):
     ],
 )
 def test_a_call_that_leaves_this_machine_would_be_found(denied, code):
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    done = run_forked([sys.executable, "-c", code], 60, env=environment())
     assert done.returncode != 0
     assert [line for line in denied() if line.startswith("OUT")]
 
 
 def test_nothing_calls_out_but_to_the_device_api(tmp_path, denied):
     site = Site(tmp_path / "home")
-    site.forks = False  # each process imports the hook that denies calls
     try:
         site.page = ("--dashboard", site.dashboard_at)
         site.start_aggregator("--san", "localhost")

@@ -80,11 +80,13 @@ WITHIN_S = 120.0
 FIRST = 2  # periods that are not counted: caches fill
 TICKS_PER_S = 200  # within a tick a file is noted once
 TRACE = "HOUSE_TRACE"  # environment: the folder to which processes write what they call
-CUSTOMIZE = "import os\nif os.environ.get('HOUSE_TRACE'):\n    from benchmarks.house import trace\n    trace()\n"
+TRACED = "from benchmarks.house import trace; from thinwire.cli import main; trace(); main()"
 TASK = """
 import os
 import time
+from benchmarks.house import trace
 from benchmarks.noop_task import data, loss as plain_loss, model
+trace()  # of the client's worker, which imports this
 
 def loss(module, batch):
     with open(os.path.join(os.environ["HOUSE_TRACE"], "periods"), "a") as file:
@@ -214,12 +216,10 @@ def called(rounds: int, folder: Path) -> dict[str, list[str]]:
     """Run a plan of `rounds` rounds; return the files of one update and of one assignment, as the module says."""
     notes, task, plan = folder / "notes", folder / "task.py", folder / "plan.toml"
     notes.mkdir()
-    (folder / "sitecustomize.py").write_text(CUSTOMIZE)
     task.write_text(TASK)
     plan.write_text(PLAN.format(rounds=rounds))
     home, listen = ["--home", str(folder / "home")], f"127.0.0.1:{free_port()}"
-    thinwire = [sys.executable, "-m", "thinwire.cli"]
-    env = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", TRACE: str(notes)}
+    thinwire, env = [sys.executable, "-c", TRACED], {"PYTHONPATH": str(ROOT), TRACE: str(notes)}
     with Processes(folder) as processes:
         words = [*thinwire, "aggregator", "start", "--listen", listen, "--no-dashboard", *home]
         aggregator = processes.start("aggregator", words, env)
@@ -227,7 +227,7 @@ def called(rounds: int, folder: Path) -> dict[str, list[str]]:
         processes.until(lambda: listen in log.read_text(), WITHIN_S, "the aggregator serves")
         words = ["--aggregator", f"http://{listen}", "--task", f"task={task}", "--name", "device-1"]
         processes.start("client", [*thinwire, "client", "start", *words, *home], env)
-        words = [*thinwire, "run", str(plan), *home]
+        words = [sys.executable, "-m", "thinwire.cli", "run", str(plan), *home]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     if done.returncode:
         raise RuntimeError(f"thinwire run ended with {done.returncode}:\n{done.stderr}{done.stdout}")
@@ -275,7 +275,12 @@ def file_of(frame: FrameType) -> str:
 
 
 def trace() -> None:
-    """Note from here on, in all threads of this process, which files of ours run a function, and when."""
+    """Note from here on, in this thread and in later ones, which files of ours run a function, and when.
+
+    Nothing is noted where `HOUSE_TRACE` is not set, as in the process of `thinwire run`, which imports the task too.
+    """
+    if TRACE not in os.environ:
+        return
     out = os.open(Path(os.environ[TRACE]) / f"{os.getpid()}.calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     names, last = dict[Any, str](), dict[str, int]()
 

@@ -113,11 +113,13 @@ $(EXTRAS)/.ready: $(VENV)/.made pyproject.toml constraints.txt requirements/extr
 	$(EXTRAS)/bin/python -m pip install $(QUIET) -c constraints.txt -r requirements/extras.txt -e '.[client,server,demo,notebook]' hypothesis pytest; \
 	touch $@
 
+# Its headless shell, where there is one, takes the tests two thirds of the CPU; screenshots and benchmarks use chromium.
 chromium:
-	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
+	@for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
 	  echo "installing chromium for the tests of the dashboard" >&2; \
-	  apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	  export DEBIAN_FRONTEND=noninteractive; apt-get update -qq >/dev/null; \
+	  apt-get install -y -qq chromium chromium-headless-shell >/dev/null 2>&1 || apt-get install -y -qq chromium >/dev/null; \
 	else \
 	  echo "error: chromium is not installed" >&2; \
 	  echo "why:   the tests of the dashboard look at it in a browser" >&2; \

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from benchmarks.page.recipe import Teller
 
-CHROMIUM: Final = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM: Final = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
 FLAGS: Final = ("--no-sandbox", "--disable-background-networking", "--disable-gpu")
 UPDATES_A_SECOND: Final = 4
 WATCH: Final = """

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from benchmarks.drift import CLIENTS
-from benchmarks.personal import FEDAVG, FEDBN, FEDPER, GLOBS, MODELS, figures, measure_one, plan_of
+from benchmarks.drift import CLIENTS, SPLIT
+from benchmarks.personal import (
+    CLASSES,
+    FEDAVG,
+    FEDBN,
+    FEDPER,
+    GLOBS,
+    MODELS,
+    common_test_set,
+    data,
+    figures,
+    measure_one,
+    plan_of,
+)
 from tests.support.small_task import task_of
 from thinwire.aggregation import codecs
+from thinwire.client import ClientInfo
 from thinwire.client.task import initial_model
 
 
@@ -15,6 +29,19 @@ def test_every_client_has_a_row() -> None:
     rows = measure_one("digits", FEDPER, 1, 1)
     assert len({row["client"] for row in rows}) == len(rows) == CLIENTS
     assert all(0.0 <= row["accuracy"] <= 1.0 for row in rows)
+
+
+def test_each_label_of_the_common_test_set_weighs_what_it_is_of_the_clients_own_examples() -> None:
+    trained, of_labels = 0, []
+    for number in range(CLIENTS):
+        split = data(ClientInfo(partition=number, partitions=CLIENTS, split=SPLIT, seed=21))
+        labels, (_, tested, weights) = split.train.tensors[1], split.test.tensors
+        shares = np.bincount(labels, minlength=CLASSES) / len(labels)
+        np.testing.assert_allclose(np.bincount(tested, weights, CLASSES), shares)
+        trained += len(labels)
+        of_labels.append(np.bincount(tested, minlength=CLASSES))
+    assert len(set(map(tuple, of_labels))) == 1 and of_labels[0].min() >= 58
+    assert trained == (~common_test_set()).sum(), "nobody trains on the test set, and all train on the rest"
 
 
 def test_the_gain_is_that_of_the_better_method_on_the_worst_client_of_the_model_that_gains_less() -> None:

@@ -81,7 +81,22 @@ ROWS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]] = {
         {"run": {"evaluate": "clients", "fraction_evaluate": 0.5}, "secure": {"metrics": {"loss": 10.0}}},
         {"run": {"evaluate": "clients"}, "secure": {"metrics": {"loss": 10.0}}},
     ),
-    '[secure] metrics and [run] evaluate = "off"': ({"secure": {"metrics": {"loss": 10.0}}}, {}),
+    '[secure] metrics and [run] evaluate = "off"': (
+        {"secure": {"metrics": {"loss": 10.0}}}, {"secure": {"metrics": {"train/loss": 10.0}}},
+    ),
+    '[secure] histograms and [run] evaluate = "off"': ({"secure": {"histograms": ["sick"]}}, {}),
+    "[secure] with a metric or a histogram of the name 'weight'": (
+        {"run": {"evaluate": "clients", "metric": "weight"}, "secure": {"metrics": {"weight": 1.0}}},
+        {"run": {"evaluate": "clients", "metric": "sick_auc"}, "secure": {"histograms": ["sick"]}},
+    ),
+    "[secure] with a metric or a histogram of the name 'sick_auc'": (
+        {"run": {"evaluate": "clients", "metric": "sick_auc"},
+         "secure": {"metrics": {"sick_auc": 1.0}, "histograms": ["sick"]}},
+        {"run": {"evaluate": "clients", "metric": "sick_f1"}, "secure": {"histograms": ["sick"]}},
+    ),
+    "[secure] with a metric or a histogram of the name 'a/b'": (
+        {"run": {"evaluate": "clients", "metric": "a/b_f1"}, "secure": {"histograms": ["a/b"]}}, {},
+    ),
     "[secure] max_corrupt = 0.5 and max_dropout = 0.5": (
         {"secure": {"max_corrupt": 0.5, "max_dropout": 0.5}},
         {"secure": {"max_corrupt": 0.5, "max_dropout": 0.25}},

@@ -70,6 +70,7 @@ UNUSED: dict[str, str] = {
     "secure.bits": "[secure]\nbits = 4", "secure.support": "[secure]\nsupport = 0.5",
     "secure.rotate": "[secure]\nrotate = 1024", "secure.clip": "[secure]\nclip = 1.0",
     "secure.weight_max": "[secure]\nweight_max = 100", "secure.metrics": "[secure]\nmetrics = { loss = 10.0 }",
+    "secure.histograms": '[secure]\nhistograms = ["sick"]',
     "secure.post_quantum": "[secure]\npost_quantum = true",
     "privacy.mode": ALWAYS, "privacy.adaptive": "[privacy]\nadaptive = true",
     "privacy.clipping": '[privacy]\nclipping = "per-layer"',

@@ -13,9 +13,9 @@ import pytest
 from tests.server.test_hostile_devices import liar
 from tests.support.server_bench import Bench, scripted
 from thinwire.core.errors import BadPayload
+from thinwire.core.score_histogram import MAX_METRIC_LETTERS
 from thinwire.core.serialization import (
     MAX_EXAMPLES,
-    MAX_METRIC_LETTERS,
     MAX_METRICS,
     MAX_NORM,
     MAX_SECONDS,

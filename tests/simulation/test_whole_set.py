@@ -14,7 +14,6 @@ from tests.support.small_task import cross_entropy, task_of
 from thinwire import simulate
 from thinwire.client import ClientInfo, LoadedTask, Split, histogram
 from thinwire.core import RunPlan
-from thinwire.core.errors import PlanError
 from thinwire.core.events import Evaluated, Event
 from thinwire.server.context import RunContext
 
@@ -44,6 +43,15 @@ def evaluate(model: nn.Module, test: Any) -> dict[str, Any]:
 
 def task(**more: Any) -> LoadedTask:
     return task_of(lambda: nn.Linear(4, 2), data=data, loss=cross_entropy, evaluate=evaluate, **more)
+
+
+def train(model: nn.Module, data: Any, context: Any) -> int:
+    """Lead the bias a step on, and report what a loop knows."""
+    with torch.no_grad():
+        model.get_parameter("bias").add_(torch.tensor([-0.1, 0.1]) * (1 + data[0][0].mean().sign()))
+    context.report("depth", context.round, count=len(data))
+    context.report("unnamed", 1.0)
+    return len(data)
 
 
 def plan(text: str = "", run: str = "") -> RunPlan:
@@ -98,8 +106,18 @@ def test_killed_at_any_record_it_goes_on_to_the_same_metrics(tmp_path: Any, monk
         assert run(str(at)) == whole, f"killed after record {at} of {records}"
 
 
-def test_a_secure_or_private_run_refuses_a_task_with_histograms() -> None:
-    secure = plan('[secure]\nenabled = true\nmetrics = { loss = 10.0 }\n[cohort]\nlate = "drop"')
-    with pytest.raises(PlanError, match="evaluate") as raised:
-        simulate(task(), secure, clients=6)
-    assert "histograms" in raised.value.why
+def test_under_masks_histograms_and_metrics_of_training_come_as_sums_and_no_client_has_rows() -> None:
+    cohort = 'steps = 2\nbuffers = "local"\n[cohort]\nclients = 4\nlate = "drop"\ndeadline_s = 60\n'
+    cohort += 'max_weight = "none"\n'
+    sums = 'metrics = { loss = 10.0, largest = 1.0, "train/depth" = 10.0 }\nhistograms = ["sick"]\n'
+    secure = "[secure]\nenabled = true\nmax_dropout = 0.25\nmax_corrupt = 0.25\nweight_max = 1000\n" + sums
+    own, run = task(train=train), 'metric = "sick_auc"'
+    hidden = simulate(own, plan(cohort + secure, run), clients=4)
+    clear = simulate(own, plan(cohort + '[uplink]\ncodec = "identity"', run), clients=4)
+    assert [row.reason for row in hidden.rounds] == ["all"] * 3, hidden.failures
+    assert {"sick_auc", "sick_f1", "loss", "largest"} == set(hidden.run.metrics0)
+    wanted = {name: clear.run.metrics0[name] for name in hidden.run.metrics0}
+    assert hidden.run.metrics0 == pytest.approx(wanted, abs=1e-6), "both of version 0"
+    assert hidden.rounds[1].metrics.keys() == hidden.run.metrics0.keys()
+    assert [row.train_metrics for row in hidden.rounds] == [{"depth": pytest.approx(number)} for number in (1, 2, 3)]
+    assert [row.spread for row in hidden.rounds] == [{}] * 3

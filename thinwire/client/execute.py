@@ -36,6 +36,7 @@ from thinwire.core.protocol import without_facts
 from thinwire.core.records import replace
 from thinwire.core.score_histogram import own_values
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, Vector
+from thinwire.privacy.summed_metrics import may_report, unsummed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -257,7 +258,7 @@ def trained(
         shift=following.shift if following and assignment.kind == "train" else None,
         private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
         kept=begin.vector, round=assignment.round, version=assignment.base_version,
-        may_report=not job.plan.is_protected, max_state_bytes=job.max_state_bytes,
+        may_report=may_report(job.plan), max_state_bytes=job.max_state_bytes,
         state=_state_of(job, state) if assignment.kind == "train" else {},
     )  # fmt: skip
     buffers = state.buffers if own else shared
@@ -269,8 +270,8 @@ def trained(
             measured = job.do(bench, alone, client, base, buffers)
     done = job.do(bench, order, client, start, buffers)
     histograms = {**measured.histograms, **done.histograms}
-    if histograms and job.plan.is_protected:
-        raise CannotReply("task-error", "evaluate(model, data) gave a histogram, which only clients in the clear send")
+    if job.plan.is_protected and (reason := unsummed(job.plan, histograms)):
+        raise CannotReply("task-error", reason)
     own_metrics = {**measured.sums, **done.sums, **own_values(histograms)}
     metrics = {f"eval/{name}": value for name, value in own_metrics.items()}
     header = replace(header, histograms=histograms)

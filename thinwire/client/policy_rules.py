@@ -206,7 +206,8 @@ def _privacy(assignment: _Assignment) -> Denied | None:
         return Denied("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
     if assignment.policy.privacy is not None and mode not in assignment.policy.privacy:
         return Denied("privacy", f'mode = "{mode}" is not private enough here')
-    if mode != "off" and (assignment.kind == "evaluate" or assignment.plan.secure.metrics):  # whoever checked the plan
+    secure = assignment.plan.secure
+    if mode != "off" and (assignment.kind == "evaluate" or secure.metrics or secure.histograms):  # whoever checked it
         return Denied("privacy", "the plan is private, and metrics would leave this device without noise")
     if mode != "off" and assignment.facts.no_ledger:
         return Denied("privacy", assignment.facts.no_ledger)

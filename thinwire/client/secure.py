@@ -20,10 +20,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -41,22 +40,21 @@ from thinwire.client.train.errors import Cancelled
 from thinwire.compression.native import cores, planned_threads
 from thinwire.core.errors import BadPayload
 from thinwire.core.protocol import without_facts
-from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import Part, PhaseReply, phase_of, training_id
 from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key, terms_of
 from thinwire.privacy.keys import has_ml_kem
 from thinwire.privacy.messages import PROCESS_BYTES, SECRET_BYTES, max_bytes
 from thinwire.privacy.participant import MaskedVectors, Participant, Withdraw
 from thinwire.privacy.secret_rng import SystemRng
+from thinwire.privacy.summed_metrics import client_scalars
 
 if TYPE_CHECKING:
     from thinwire.client.policy import Policy
     from thinwire.client.run_state import ClientRunState
     from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout
-    from thinwire.core.plan import RunPlan
     from thinwire.core.prng import SecretRng
-    from thinwire.core.types import Assignment, Metrics, Vector
+    from thinwire.core.types import Assignment, Vector
 
 Send = Callable[[PhaseReply], None]
 RECHECK_S = 0.2  # longest delay until a waiting thread notices that the assignment was withdrawn
@@ -273,7 +271,9 @@ class SecureRounds:
                 self.forget(assignment.assignment_id)
                 raise CannotReply(FAILED, "lattice", f"left the round: {error}") from error
             fits = one.lattice.fits(points, self.identity.rng())
-            scalars = scalars_of(one.participant.terms.scalars, job.plan, points.weight, fits, found.header.metrics)
+            made = client_scalars(job.plan.secure, found.header.metrics, found.header.histograms)
+            made |= {"weight": points.weight, "fits": fits}
+            scalars = [made[name] for name in one.participant.terms.scalars]
             vectors = self._masked(assignment.assignment_id, points, scalars)
         del points  # a model of lanes
         parts, body = pack_vectors(vectors)
@@ -299,23 +299,6 @@ class SecureRounds:
             except Withdraw as error:
                 self.forget(training)
                 raise _failed(error) from error
-
-
-def scalars_of(names: Sequence[str], plan: RunPlan, weight: int, fits: int, metrics: Metrics) -> list[int]:
-    """Return a client's scalars in the order of the round's terms (`terms_of`): integers that sum without a mask.
-
-    `weight` is the client's weight, and `fits` that of `Lattice.fits`. A metric NAME of `[secure] metrics`
-    counts with its mean in units of bound / 2^METRIC_BITS, clipped to the bound, times NAME/count: the examples of the
-    metric, at most `weight_max`. Both are 0 if the client has no such metric, or if it is NaN.
-    """
-    made, secure = {"weight": weight, "fits": fits}, plan.secure
-    for name, bound in secure.metrics.items():
-        total, count = metrics.get(f"eval/{name}", (0.0, 0.0))
-        mean, counted = total / count if count else math.nan, min(int(count), secure.weight_max)
-        counted = 0 if math.isnan(mean) else counted
-        made[name] = round(min(max(mean / bound, -1.0), 1.0) * 2**METRIC_BITS) * counted if counted else 0
-        made[f"{name}/count"] = counted
-    return [made[name] for name in names]
 
 
 def pack_vectors(vectors: MaskedVectors) -> tuple[tuple[Part, ...], bytes]:

@@ -56,18 +56,12 @@ def installed_tasks() -> dict[str, str]:
 
 
 def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
-    """Raise `PlanError` if the task's own train(), optimizer() or evaluate() does not fit what the plan requires."""
+    """Raise `PlanError` if the task's own train() or optimizer() does not fit what the plan requires."""
     if plan.run.algorithm != "fedavg" and loaded.optional("train") is not None:
         raise PlanError(
             f'[run] algorithm = "{plan.run.algorithm}" with the task {loaded.name}, which has its own train()',
             "the whole loop is the task's: nobody else can correct the gradient of each step",
             "leave it out of the plan, or train() out of the task",
-        )
-    if plan.is_protected and plan.run.evaluate == "clients" and loaded.optional("evaluate") is not None:
-        raise PlanError(
-            f"a secure or private run with the task {loaded.name}, which has its own evaluate()",
-            "its histograms would tell of one client's data; this version does not sum them under masks",
-            'metrics(model, batch) with [secure] metrics, or [run] evaluate = "holdout", or "off"',
         )
     for what, why, hint in ignored(Local.of(plan.local.model_dump(mode="json")), loaded.defines):
         raise PlanError(what, why, hint)

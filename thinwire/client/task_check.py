@@ -47,6 +47,7 @@ from thinwire.core.errors import PlanError, TaskError, ThinwireError
 from thinwire.core.personal_layers import shared_model
 from thinwire.core.score_histogram import names_of, own_values
 from thinwire.core.statedir import MB
+from thinwire.privacy.summed_metrics import may_report
 
 if TYPE_CHECKING:
     from thinwire.client.train.protocol import ClientInfo
@@ -186,7 +187,7 @@ def _trained(
     """
     local, max_bytes = assigned(plan, steps), int(Policy().max_state_mb * MB)
     made, state = (before.round, before.state) if before is not None else (0, {})
-    context = Context(local, made + 1, made, client.name, copied(state, max_bytes), not plan.is_protected)
+    context = Context(local, made + 1, made, client.name, copied(state, max_bytes), may_report(plan))
     trainer, examples = TorchTrainer(bench.task, local), bench.split(client).train
     is_free = bench.task.optional("train") is not None and plan.local.steps is None  # the loop decides how many
     work = Work(0 if is_free else steps, plan.local.batch)

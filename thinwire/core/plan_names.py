@@ -32,6 +32,7 @@ HARMLESS = {
     "server.max_norm": "a quantile",
     "local.personal_layers": "globs of the model's tensors",
     "secure.metrics": "metrics, as above",
+    "secure.histograms": "metrics, as above",
     "privacy.population": "a name in the privacy ledger",
 }
 OwnNames = Mapping[str, Collection[str]]  # group of entry points -> names of our own

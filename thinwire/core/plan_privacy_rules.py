@@ -259,6 +259,8 @@ def _distributed(plan: Sections) -> list[Rule]:
          "the clip is far below the norm of an update, so a residual would hold most of each and grow",
          "leave [uplink] feedback out"),
         (bool(secure.metrics), "[secure] metrics", "their sums would be released without noise", "leave metrics out"),
+        (bool(secure.histograms), "[secure] histograms", "their sums would be released without noise",
+         "leave histograms out"),
     ]  # fmt: skip
 
 

@@ -13,6 +13,8 @@ import math
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_codec_rules import CLASSIC, Rule, ef21_rule, together
 from thinwire.core.plan_schema import Sections, UplinkSection
+from thinwire.core.plan_values import SecureSection
+from thinwire.core.score_histogram import MAX_LETTERS, MAX_METRIC_LETTERS, TRAINED, names_of
 from thinwire.core.secure_numbers import check_numbers
 
 FORM = "[secure] enabled = true with {}"
@@ -100,9 +102,11 @@ def _secure_lattice(plan: Sections) -> list[Rule]:
 
 def _secure_evaluation(plan: Sections) -> list[Rule]:
     """Return rules on metrics: those that [secure] names are summed under masks, the others never leave a device."""
-    run, metrics = plan.run, plan.secure.metrics
+    run, metrics, histograms = plan.run, plan.secure.metrics, plan.secure.histograms
+    measured = {*(name for name in metrics if not name.startswith(TRAINED)), *names_of(histograms)}
     needed = [] if run.evaluate != "clients" else [run.metric, *([run.target.metric] if run.target else [])]
-    missing = sorted({metric for metric in needed if metric not in metrics})
+    missing = sorted({metric for metric in needed if metric not in measured})
+    odd = _odd_names(plan.secure)
     example = ", ".join(f"{metric} = {10.0 if metric == 'loss' else 1.0}" for metric in missing)
     return [
         (missing, f'[run] evaluate = "clients" and no {" or ".join(missing)} in [secure] metrics',
@@ -112,9 +116,24 @@ def _secure_evaluation(plan: Sections) -> list[Rule]:
          f"[run] fraction_evaluate = {run.fraction_evaluate:g}",
          "each survivor's metrics are in the sum of its round, and a client without any would be a sum short",
          "leave [run] fraction_evaluate out"),
-        (metrics and run.evaluate != "clients", f'[secure] metrics and [run] evaluate = "{run.evaluate}"',
-         "no client evaluates, so there is nothing to sum", '[run] evaluate = "clients", or leave metrics out'),
+        (measured and run.evaluate != "clients",
+         f'[secure] {"histograms" if histograms else "metrics"} and [run] evaluate = "{run.evaluate}"',
+         "no client evaluates, so there is nothing to sum",
+         '[run] evaluate = "clients", or only metrics of training: train/NAME'),
+        (odd, f"[secure] with a metric or a histogram of the name {odd[0][:80]!r}" if odd else "",
+         "each name is there once, is printable, has at most 64 letters, and is not that of another number in the sum",
+         'metrics = { loss = 10.0, "train/loss" = 10.0 } and histograms = ["sick"], which is sick_auc and sick_f1'),
     ]  # fmt: skip
+
+
+def _odd_names(secure: SecureSection) -> list[str]:
+    """Return the names of metrics and histograms that two numbers of a sum would have, or that no metric has."""
+    own, made = {"weight", "fits"}, set(names_of(secure.histograms))
+    odd = [name for name in secure.metrics if name in own | made or name.endswith("/count")]
+    odd += [name for name in secure.histograms if "/" in name or secure.histograms.count(name) > 1]
+    names = [*secure.metrics, *secure.histograms]
+    most = {**dict.fromkeys(secure.metrics, MAX_METRIC_LETTERS), **dict.fromkeys(secure.histograms, MAX_LETTERS)}
+    return odd + [name for name in names if not (0 < len(name) <= most[name] and name.isprintable())]
 
 
 def _secure_numbers(plan: Sections) -> list[Rule]:

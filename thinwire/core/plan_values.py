@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from thinwire.core.score_histogram import MAX_HISTOGRAMS
+
 Count = Annotated[int, Field(ge=1, le=2**60)]  # within 64 bits: an integer of 400 digits is no float
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -95,7 +97,11 @@ class SecureSection(Section):
         default=1, description="most examples that a client counts; 1: all clients count the same"
     )
     metrics: dict[str, Positive] = Field(
-        default={}, description="metrics that are summed under masks, each with its bound: { loss = 10.0 }"
+        default={},
+        description="metrics that are summed under masks, each with its bound: { loss = 10.0 }; of training train/NAME",
+    )
+    histograms: Annotated[tuple[str, ...], Field(max_length=MAX_HISTOGRAMS)] = Field(
+        default=(), description="histograms of the task's evaluate() that are summed under masks, for AUC and F1"
     )
     post_quantum: bool = Field(default=False, description="keys from X25519 and ML-KEM together")
 

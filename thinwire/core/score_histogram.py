@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import TypeAlias
 
+MEASURED, TRAINED = "eval/", "train/"  # prefixes of a reply's metrics: of the model that was sent, and of training
+MAX_METRIC_LETTERS = 64  # of a metric's name after its prefix
 MAX_HISTOGRAMS = 4  # of a reply
 MAX_BINS = 512
 MAX_COUNT = 2**40  # of one bin: examples of a client

@@ -146,7 +146,7 @@ def check_numbers(secure: SecureSection, selected: int, target: int) -> None:
             f"after the {found.dropout} drop-outs that max_dropout allows, {selected - found.dropout} clients are left",
             f"[secure] min_survivors = {selected - found.dropout}, or more clients",
         )
-    scale = METRIC_BITS if secure.metrics else 0
+    scale = METRIC_BITS if secure.metrics or secure.histograms else 0
     if selected * secure.weight_max << scale >= 1 << SCALAR_BITS:
         raise PlanError(
             f"[secure] weight_max = {secure.weight_max} for {selected} clients",

@@ -16,7 +16,7 @@ from thinwire.core.errors import BadPayload
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
 from thinwire.core.records import plainly
-from thinwire.core.score_histogram import checked
+from thinwire.core.score_histogram import MAX_METRIC_LETTERS, MEASURED, TRAINED, checked
 from thinwire.core.types import (
     Assignment,
     Failure,
@@ -38,7 +38,6 @@ FREE_HEADER_BYTES = 96 * 2**10  # of a reply's header in any run: ids, a codec, 
 MAX_KEPT_BYTES = MAX_HEADER_BYTES + 1024  # of a header in the spool, which a line with six numbers follows
 MAX_PARTS = 65_536
 MAX_METRICS = 64 + 16 + 3  # of a task's evaluation and of its own train(); its two losses, and `eval/personal`
-MAX_METRIC_LETTERS = 64  # of a metric's name after "eval/" or "train/"
 MAX_NAME = 1024  # characters of an id, a name or a digest
 MAX_INT = 2**63 - 1
 MAX_EXAMPLES = 2**40
@@ -48,7 +47,6 @@ MAX_METRIC, MIN_COUNT = 1e100, 1e-100  # sums over clients and their quotients s
 ROUNDING = 1e-6  # of an accuracy, whose sum may come from means in float32
 MAX_NORM = 1e100  # its square is finite
 MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
-EVAL, TRAIN = "eval/", "train/"
 OWN_FIELDS = ("update_id", "metrics", "timings", "parts", "counters", "transfer", "histograms")  # of a reply
 ASSIGNMENT_ID = re.compile(r"[!\"$-.0->@-~]+")  # part of a path: printable ASCII without space, #, / and ?
 
@@ -311,7 +309,7 @@ def _metrics(raw: Any) -> dict[str, tuple[float, float]]:
         raise ValueError(f"{len(raw)} metrics, at most {MAX_METRICS} are read")
     metrics = {_name(k): (_float(total), _float(count)) for k, (total, count) in raw.items()}
     for name, (total, count) in metrics.items():
-        if len(name.removeprefix(EVAL if name.startswith(EVAL) else TRAIN)) > MAX_METRIC_LETTERS:
+        if len(name.removeprefix(MEASURED if name.startswith(MEASURED) else TRAINED)) > MAX_METRIC_LETTERS:
             raise ValueError(f"the metric {name!r} has more than {MAX_METRIC_LETTERS} letters")
         if abs(total) > MAX_METRIC or not (count == 0 or MIN_COUNT < count < MAX_METRIC):
             raise ValueError(f"{name} is {total} over {count}")

@@ -26,6 +26,7 @@ from thinwire.core.secure_numbers import fewest_survivors
 from thinwire.core.types import SecureWork
 from thinwire.privacy.graph import Graph, find_graph, neighbours
 from thinwire.privacy.keys import SUITE, SUITE_PQ
+from thinwire.privacy.summed_metrics import scalar_names
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
@@ -80,11 +81,10 @@ def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int, grid: str 
     `lanes`, `width` and `grid` are those of its `Lattice`.
 
     `weight` is the client's weight. `fits` is 1 if its update was not above the clip, and follows the automatic clip.
-    Each metric of `[secure] metrics` has two scalars: NAME is its sum, NAME/count the number of examples behind it.
+    The others are those of metrics and histograms (`scalar_names`).
     """
     secure = plan.secure
-    metrics = [part for name in sorted(secure.metrics) for part in (name, f"{name}/count")]
-    scalars = ("weight", *(["fits"] if clip_follows(plan) else []), *metrics)
+    scalars = ("weight", *(["fits"] if clip_follows(plan) else []), *scalar_names(secure))
     is_noised = plan.privacy.mode == "distributed"
     survivors = fewest_survivors(secure, work.selected, noised=True) if is_noised else secure.min_survivors
     return SecureTerms(

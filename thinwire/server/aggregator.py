@@ -44,7 +44,7 @@ from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import ServerSection
-from thinwire.core.types import Arrived, ReplyHeader, State, Vector
+from thinwire.core.types import Arrived, Metrics, ReplyHeader, State, Vector
 
 ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula
 FEWEST = 3  # clients from which on a median is meaningful
@@ -182,6 +182,7 @@ class RoundAggregator:
     """
 
     steps_apart = False  # True: a step takes so long that other runs must go on meanwhile
+    metrics: Metrics = {}  # of a sum under masks, whose updates have none  # noqa: RUF012  # never changed
 
     def __init__(
         self,

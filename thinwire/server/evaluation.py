@@ -30,12 +30,12 @@ from statistics import median_low
 from typing import Any
 
 from thinwire.core.events import Evaluated
-from thinwire.core.score_histogram import PooledScores, pooled_scores
+from thinwire.core.score_histogram import MEASURED, PooledScores, pooled_scores
 from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics, ReplyHeader
 from thinwire.server.context import RunContext
 from thinwire.server.policy.cohort import evaluators_of
-from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_be_recorded
+from thinwire.server.state.model_history import FEWEST, Measured, may_be_recorded
 
 
 def evaluation(

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from thinwire.core.errors import BadPayload
 from thinwire.core.events import ENDED, Evaluated, ModelStored
 from thinwire.core.plan_schema import Sections
-from thinwire.core.score_histogram import Histograms, checked, values
-from thinwire.core.serialization import MAX_METRIC_LETTERS, MAX_METRICS
+from thinwire.core.score_histogram import MAX_METRIC_LETTERS, Histograms, checked, values
+from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics
 from thinwire.server.context import RunContext
 from thinwire.server.evaluation import better

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from thinwire.core.errors import BadPayload
 from thinwire.core.events import NO_STEP, Event, RoundClosed
 from thinwire.core.formatting import Capped
+from thinwire.core.score_histogram import MEASURED, TRAINED
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import Frames, RoundAggregator, caps_of, largest_norm
 from thinwire.server.evaluation import names_in, pooled
 from thinwire.server.round_events import RoundResult
-from thinwire.server.state.model_history import MEASURED, TRAINED
 from thinwire.store import MeasureRow
 from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, work_key
 
@@ -76,7 +76,7 @@ def finish(one: RoundRunner) -> None:
             outstanding=list(closed.outstanding),
             elapsed_s=running.elapsed,
             seconds=running.elapsed - one.machine.terms.opened_s + running.past.line.now.missed_s,
-            metrics=pooled((header.metrics for header in counted), TRAINED),
+            metrics=pooled([one.fold.metrics] if one.fold.metrics else (header.metrics for header in counted), TRAINED),
             spent=spent,
             slowest=slowest,
             capped=capped,

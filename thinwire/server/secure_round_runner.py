@@ -25,6 +25,7 @@ from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import NO_STEP, Evaluated, Event, RoundOpened
 from thinwire.core.fleet import Envelope
 from thinwire.core.run_events import PhaseClosed
+from thinwire.core.score_histogram import MEASURED
 from thinwire.core.statedir import private_folder, private_opener, write_atomically
 from thinwire.core.types import (
     Assignment,
@@ -91,9 +92,10 @@ class SecureRoundRunner(RoundRunner):
     def evaluated(self, now: float) -> list[Evaluated]:
         """Return the evaluation of the base model by the summed metrics, if it was not evaluated before."""
         base, running = self.opened.base_version, self.running
-        if not self.fold.metrics or base in running.past.scores.evaluated:
+        metrics = {name: pair for name, pair in self.fold.metrics.items() if name.startswith(MEASURED)}
+        if not metrics or base in running.past.scores.evaluated:
             return []
-        return [summed_evaluation(running, base, self.fold.metrics, self.fold.total.clients, now)]
+        return [summed_evaluation(running, base, metrics, self.fold.total.clients, now)]
 
     def _outstanding(self) -> list[tuple[str, str]]:
         """Return the training assignments to send: in later phases every device has its own already."""

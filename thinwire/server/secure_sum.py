@@ -22,11 +22,11 @@ from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core import privacy_numbers
 from thinwire.core.errors import BadPayload
 from thinwire.core.run_events import SumUnmasked
-from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, UpdateId, Vector
 from thinwire.privacy.contexts import SecureTerms, terms_of
 from thinwire.privacy.messages import BadMessage
 from thinwire.privacy.secure_round import MaskedSum, Removal
+from thinwire.privacy.summed_metrics import impossible, summed_metrics
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
 
 if TYPE_CHECKING:
@@ -92,11 +92,7 @@ class SecureAggregator(RoundAggregator):
         weight = scalars["weight"]
         self._require_possible(scalars, survivors)
         self.mean = self.lattice.decode_sum(lanes, survivors, weight, self.work.window, rotation_key(rotation_seed))
-        self.metrics = {
-            f"eval/{name}": (scalars[name] * bound / 2**METRIC_BITS, float(scalars[f"{name}/count"]))
-            for name, bound in self.plan.secure.metrics.items()
-            if scalars[f"{name}/count"] > 0
-        }
+        self.metrics = summed_metrics(self.plan.secure, scalars)
         follows = self._next_clip(scalars["fits"], survivors) if "fits" in scalars else clip
         norm = math.sqrt(in_order(bucket_sums(self.mean, 2)))
         self.summed = SumUnmasked(
@@ -121,10 +117,8 @@ class SecureAggregator(RoundAggregator):
         """Raise `BadSum` for scalars that no clients of the round have: one that lies must not end the run."""
         if self.plan.privacy.mode == "off" and not 0 <= scalars.get("fits", 0) <= survivors:
             raise BadSum(f"{scalars['fits']} of {survivors} updates fitted the grid")
-        for name in self.plan.secure.metrics:
-            total, count = scalars[name], scalars[f"{name}/count"]
-            if not 0 <= count <= survivors * self.plan.secure.weight_max or abs(total) > count << METRIC_BITS:
-                raise BadSum(f"the sum of {name} is above its bound, or is not of {survivors} clients")
+        if found := impossible(self.plan.secure, scalars, survivors):
+            raise BadSum(found)
 
     def fits(self) -> bool:
         """Return True: the mean of the survivors is bounded by the clip."""

@@ -21,9 +21,9 @@ from thinwire.core.fleet import FixedLimits
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import BYTES_A_TOKEN, MAX_DEPTH, read_json
+from thinwire.core.score_histogram import MAX_METRIC_LETTERS
 from thinwire.core.serialization import (
     FREE_HEADER_BYTES,
-    MAX_METRIC_LETTERS,
     MAX_METRICS,
     reply_from_bytes,
     reply_to_bytes,

@@ -54,7 +54,7 @@ class Context:
     `local` is the plan's section [local]. `round` counts from 1, `version` is that of the model that is trained, and
     `site` is the client's name as `data(client)` gets it. `state` is a dict of named arrays of numbers: what this
     client's last training in this run left there, and empty in its first one. It never leaves the client. `may_report`
-    is False in runs with secure aggregation or privacy.
+    is False in runs with privacy, and in those with secure aggregation that sum no metric of training.
 
     >>> context = Context(Local(lr=0.1, steps=2))
     >>> for step in range(context.local.steps):
@@ -142,12 +142,13 @@ class Context:
 
         Calls with the same name are averaged by their counts, and so are the clients of a round. It appears as
         `train/NAME` among the run's metrics. A metric that is NaN, infinite or over 1e100 is left out of the reply.
-        Raises `BadTask` in a run with secure aggregation or privacy (`may_report`), and for a name, a value or a count
+        In a run with secure aggregation only the metrics of `[secure] metrics` leave the client, as part of the sum.
+        Raises `BadTask` in a run that takes no metric of training (`may_report`), and for a name, a value or a count
         that no metric has.
         """
         if not self.may_report:
             raise BadTask(
-                "context.report() in a run with secure aggregation or privacy",
+                "context.report() in a run with privacy, or with secure aggregation that sums no metric of training",
                 why="the metrics of one client would tell what the sum or the noise of its update hides",
                 hint="if context.may_report: context.report(...)",
             )

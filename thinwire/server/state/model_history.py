@@ -16,8 +16,8 @@ from typing import NamedTuple
 from thinwire.core.events import NO_STEP, Evaluated, Event, ModelStored, ReplicaStored, RoundClosed, UpdateAccepted
 from thinwire.core.formatting import Reason
 from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
-from thinwire.core.score_histogram import Histograms
-from thinwire.core.serialization import MAX_METRIC_LETTERS, MAX_METRICS
+from thinwire.core.score_histogram import MAX_METRIC_LETTERS, MEASURED, TRAINED, Histograms
+from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics
 from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
 from thinwire.server.policy.cohort import in_drawn_order
@@ -196,7 +196,6 @@ def made_step(closed: RoundClosed) -> bool:
 
 
 FEWEST = 3  # devices: if two differ, nothing says which one is right
-MEASURED, TRAINED = "eval/", "train/"  # prefixes of metrics: of the model that was sent, and of training
 
 
 def may_be_recorded(name: str, kind: str) -> bool:

@@ -51,18 +51,16 @@ class Stock:
         host = "127.0.0.1" if at == "127.0.0.1" else "0.0.0.0"
         link = [*self._inside[0], str(BIN / "flower-superlink"), "--insecure", "--host", host, "--port", str(port)]
         self.pid = processes.start("superlink", link, self.env)
-        for node in range(nodes):
-            command = [
-                *self._inside[node + 1],
-                str(BIN / "flower-supernode"),
-                "--insecure",
-                "--superlink",
-                f"{at}:{port}",
-            ]
-            config = f"partition-id={node} num-partitions={nodes}"
-            words = ["--port", str(free_port()), "--node-config", config]
-            processes.start(f"supernode-{node}", [*command, *words], self.env)
+        self._link_at = f"{at}:{port}"
+        self.node_pids = [self.start_node(node) for node in range(nodes)]
         self._runs = 0
+
+    def start_node(self, node: int) -> int:
+        """Start a SuperNode, also in the place of one that has ended; return its process id."""
+        link = [str(BIN / "flower-supernode"), "--insecure", "--superlink", self._link_at]
+        config = f"partition-id={node} num-partitions={self.nodes}"
+        words = ["--port", str(free_port()), "--node-config", config]
+        return self.processes.start(f"supernode-{node}", [*self._inside[node + 1], *link, *words], self.env)
 
     def rounds(self, count: int, floats: int, within_s: float) -> list[float]:
         """Seconds of each of `count` rounds with an array of so many float32."""
@@ -79,6 +77,10 @@ class Stock:
     def run(self, config: str, out: Path, count: int, within_s: float) -> list[dict[str, float]]:
         """Run the app with this run-config until it has written so many lines of JSON to `out`; return them."""
         self._flwr_run(config)
+        return self.lines_of(out, count, within_s)
+
+    def lines_of(self, out: Path, count: int, within_s: float) -> list[dict[str, float]]:
+        """Return the lines of the app that runs, once there are so many."""
         self.processes.until(lambda: out.exists() and len(_lines(out)) >= count, within_s, f"{count} lines of the app")
         return _lines(out)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,13 +138,37 @@ def test_a_tls_device_api_passes_stock_nodes_whose_key_was_approved_and_no_other
     ]
 
 
-def test_two_lines_compress_a_plain_app_on_flowers_own_programs(tmp_path: Path) -> None:
-    rounds, hidden, out = 3, 256, tmp_path / "rounds.jsonl"
+def that_tells_its_state(app: Path) -> None:
+    """Let the copied app write how many arrays each node's state has, and wait behind round 2 until it may go on."""
+    client, server = (app / "compressed_digits" / f"{end}_app.py" for end in ("client", "server"))
+    told = (
+        '    with open(f"{config[\'out\']}.{number}", "a") as file:\n'
+        "        print(len(context.state.array_records), file=file)\n"
+    )
+    waits = '        while server_round == 2 and not Path(f"{out}.go").exists():\n            time.sleep(0.05)\n'
+    for file, before, line in (
+        (client, "    net = task.model(", told), (server, '        return MetricRecord({"accuracy"', waits),
+    ):  # fmt: skip
+        assert file.read_text().count(before) == 1
+        file.write_text(file.read_text().replace(before, line + before))
+
+
+def test_two_lines_compress_a_plain_app_and_a_restarted_node_begins_without_a_residual(tmp_path: Path) -> None:
+    """The app, the SuperLink and the SuperNodes are Flower's own; one SuperNode is restarted behind round 2."""
+    rounds, hidden, out = 4, 256, tmp_path / "rounds.jsonl"
     dense = 4 * (64 * hidden + hidden + hidden * hidden + hidden + 10 * hidden + 10)
     config = f'nodes=2 hidden={hidden} num-server-rounds={rounds} codec="topk(0.05) > int8 > rice" down="int8"'
     with Processes(tmp_path) as processes:
         flower = plain_flower.Stock(tmp_path, processes, 2, COMPRESSED)
-        found = flower.run(f'{config} out="{out}"', out, rounds + 1, PATIENCE_S)
+        that_tells_its_state(flower.app)
+        found = flower.run(f'{config} out="{out}"', out, 3, PATIENCE_S)
+        os.kill(flower.node_pids[1], signal.SIGTERM)
+        processes.ended(flower.node_pids[1], PATIENCE_S)
+        flower.start_node(1)
+        Path(f"{out}.go").touch()
+        found = flower.lines_of(out, rounds + 1, PATIENCE_S)
+    states = [[int(line) for line in Path(f"{out}.{node}").read_text().split()] for node in (0, 1)]
+    assert states == [[0, 2, 2, 2], [0, 2, 0, 2]], "the residual before and after the last update"
     payloads = [line["uplink_payload"] for line in found]
-    assert payloads[0] == 0 < payloads[1] < payloads[2] < payloads[3] < 2 * rounds * dense / 25
+    assert payloads[0] == 0 < payloads[1] < payloads[2] < payloads[3] < payloads[4] < 2 * rounds * dense / 25
     assert found[-1]["accuracy"] > found[0]["accuracy"] + 0.3

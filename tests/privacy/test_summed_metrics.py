@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from thinwire.client.train.scores import histogram
 
+from thinwire.client.train.evaluate import histogram
 from thinwire.core import RunPlan
 from thinwire.core.plan_values import SecureSection
 from thinwire.core.score_histogram import Histograms, values

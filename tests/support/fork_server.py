@@ -300,7 +300,7 @@ def _child(request: Mapping[str, Any], descriptors: Sequence[int], told: int, go
     os.environ.update(request["env"])
     _servers[:] = [ForkServer(socket.socket(fileno=mine))]
     subprocess.Popen._execute_child = Forked._execute_child  # type: ignore[attr-defined]  # private to Popen
-    multiprocessing.util.spawnv_passfds = spawn
+    multiprocessing.util.spawnv_passfds = spawn  # type: ignore[assignment]  # its stub takes anything
     random.seed()
     sys.modules["numpy"].random.seed()
     _show(request["words"])

@@ -221,6 +221,6 @@ def _read(memory: FileIO, begin: int, end: int, *, or_empty: bool = False) -> by
 def _used(data: bytes, before: bytes) -> bytes:
     """The pages that hold anything else than before: most of a stack or of an arena was never written."""
     pages, old = (np.frombuffer(each, np.uint64).reshape(-1, PAGE // 8) for each in (data, before))
-    changed = pages.any(axis=1)
-    changed[: len(old)] &= (pages[: len(old)] != old).any(axis=1)
+    changed = np.asarray(pages.any(axis=1))
+    changed[: len(old)] &= np.asarray((pages[: len(old)] != old).any(axis=1))
     return pages[changed].tobytes()

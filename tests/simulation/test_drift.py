@@ -70,7 +70,7 @@ def plan_of(algorithm: str, rounds: int = 40, **sections: dict[str, Any]) -> Run
     return RunPlan.from_json(raw)
 
 
-def run(algorithm: str, rounds: int = 40, **sections: dict[str, Any]) -> History:
+def run(algorithm: str, rounds: int = 20, **sections: dict[str, Any]) -> History:
     return simulate(task_of(Point, data=data, loss=loss), plan_of(algorithm, rounds, **sections), clients=3)
 
 
@@ -86,7 +86,7 @@ def test_the_optimum_is_reached_where_a_devices_drift_is_corrected(algorithm: st
 @pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
 def test_it_is_reached_through_codecs_both_ways_whoever_is_selected(algorithm: str) -> None:
     codecs = {"uplink": {"codec": "topk(0.34) > int8"}, "downlink": {"codec": "int8"}}
-    history = run(algorithm, 80, cohort={"clients": 2}, local={"momentum": 0.5}, **codecs)
+    history = run(algorithm, 44, cohort={"clients": 2}, local={"momentum": 0.5}, **codecs)
     assert excess(history) < 1e-3
 
 

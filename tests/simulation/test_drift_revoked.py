@@ -145,7 +145,7 @@ def test_the_mean_is_of_what_the_devices_that_are_left_keep(tmp_path: Path, algo
 
 @BOTH
 def test_the_optimum_of_the_devices_that_are_left_is_reached(tmp_path: Path, algorithm: str) -> None:
-    made = lived(tmp_path, algorithm, 60)
+    made = lived(tmp_path, algorithm, 30)
     weighed = np.array(SIZES[:2])[:, None] * np.array(CURVES[:2])
     optimum = (weighed * np.array(PLACES[:2])).sum(0) / weighed.sum(0)
     np.testing.assert_allclose(made.models[-1], optimum, atol=0.02)

@@ -5,9 +5,10 @@ set. Places are equal where the same functions of ours are at work after events 
 are equal to the place before them, but for what nobody reads after the death:
 
 - "append": its transaction is rolled back. `test_crash_anywhere.py` kills at unequal appends too, other tests do not.
-- "fsync" of a draft: the file has its name only after this. So the events before it make no difference, and it is
-  killed once for each function that writes a draft. The sync of the folder follows the renaming: its place is a new
-  state of the disk.
+- "fsync" of a file that nobody reads: a draft has its name only after this, and the files of a version are written
+  again unless the commit that names them has been made (`finish`). So the events before make no difference, and a run
+  is killed once for each function that writes such a file. Other syncs of a folder follow a renaming: their place is a
+  new state of the disk.
 
 The clock stands still while the aggregator is dead. "The same" means: same order of accepted heads and deadline ticks,
 so same model and replica at every version, same aggregated sets and same outcomes.
@@ -47,6 +48,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.statedir import AggregatorHome, sync_path
 from thinwire.core.types import Assignment, UpdateId, UpdateOutcome, Vector
+from thinwire.server.round_close import finish
 from thinwire.server.run import drive
 from thinwire.server.state.assignment_ledger import KEPT
 from thinwire.server.state.run_state import RunState
@@ -73,9 +75,10 @@ class Place(str):
     journalled: tuple[type[Event], ...]
 
     @property
-    def is_draft(self) -> bool:
-        """Return True where a file is synced that has no name yet by which it is read."""
-        return self == "fsync" and self.functions[0].co_name != sync_path.__name__
+    def is_unread(self) -> bool:
+        """Return True where a file is synced that nobody reads yet: a draft, or a version's before its commit."""
+        is_draft = self == "fsync" and self.functions[0] is not sync_path.__code__
+        return is_draft or (self == "fsync" and finish.__code__ in self.functions)
 
 
 @dataclass
@@ -109,7 +112,7 @@ def unequal(places: Sequence[Place], kinds: Sequence[str] = KINDS) -> list[int]:
     last, every = dict[object, int](), bool(os.environ.get("THINWIRE_EVERY_PLACE"))
     for at, place in enumerate(places, start=1):
         if place in kinds or every:
-            journalled = () if place.is_draft else place.journalled
+            journalled = () if place.is_unread else place.journalled
             last[str(place), place.functions, journalled, at if every else 0] = at
     return sorted(last.values())
 

@@ -116,6 +116,14 @@ def test_the_login_says_why_a_code_is_refused(store: Store, served: Shown, brows
         expect(page.locator("h1")).to_have_text("Runs")
 
 
+def test_a_link_whose_code_stands_behind_the_hash_logs_in_and_goes_on(store: Store, served: Shown, browser: Browser):
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{served.url}/login?next=devices#{store.logins.new_code()}")
+        expect(page.locator("h1")).to_have_text("Devices")
+        assert page.url == f"{served.url}/devices"
+
+
 def test_what_is_chosen_stands_in_the_address_and_survives_a_reload(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
     page = look(served.url, f"runs/{run.run_id}")

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fork_server import FIXED, Forked, is_forkable, is_server, with_python
+from tests.support.fork_server import (
+    FIXED,
+    Forked,
+    forking,
+    is_forkable,
+    is_server,
+    with_python,
+)
 from tests.support.forked_program import forked_program
 from tests.support.frozen import children
 from tests.support.namespaces import do, ip, why_not
@@ -52,6 +61,12 @@ def test_a_forked_process_sees_what_a_started_one_sees(tmp_path: Path) -> None:
         if words[0] != "-c":  # there it has imported what it may import
             forked["thinwire"] = started["thinwire"]
         assert forked == started
+
+
+def test_a_process_of_a_pool_is_forked_too() -> None:
+    with forking(), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(os.getppid).result() == os.getpid()
+        assert pool.submit(eval, "'torch' in __import__('sys').modules").result(), "it has imported nothing by itself"
 
 
 def test_the_parent_is_the_process_that_starts_it_also_of_what_it_starts() -> None:

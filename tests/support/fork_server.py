@@ -58,7 +58,7 @@ MAX_DESCRIPTORS = 64
 MAX_SHOWN = 8000  # bytes of a command line that other processes see
 ABOVE = 512  # the first descriptor of those that are on their way to their number
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # private: it starts the program of a Popen
-SPAWN, OF_POOL = multiprocessing.util.spawnv_passfds, "--multiprocessing-fork"  # how multiprocessing starts a process
+SPAWN = multiprocessing.util.spawnv_passfds  # how multiprocessing starts a process
 BEGUN = dict(os.environ)  # with which a server imports its libraries, whatever a test sets later
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a program inherits which of them are ignored
@@ -353,8 +353,11 @@ def _program(words: Sequence[str]) -> Run:
     if kind == "-m":
         return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
     if kind == "-c":
-        for name in [name for name in sys.modules if name.partition(".")[0] == "thinwire" and OF_POOL not in rest]:
-            del sys.modules[name]  # the code may import a Thinwire of its own, as a worker's does
+        pooled = (
+            "spawn_main" in what
+        )  # by multiprocessing; else code may import a Thinwire of its own, as a worker's does
+        for name in [name for name in sys.modules if not pooled and name.partition(".")[0] == "thinwire"]:
+            del sys.modules[name]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         return lambda: exec(compile(what, "<string>", "exec"), main.__dict__)
     return lambda: runpy.run_path(what, run_name="__main__")

@@ -148,7 +148,7 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
         )
 
 
-def spawn(path: bytes, args: Sequence[bytes | str], descriptors: Sequence[int]) -> int:
+def spawn(path: bytes, args: Sequence[Any], descriptors: Sequence[int]) -> int:
     """Do what `multiprocessing.util.spawnv_passfds` does, by forking where it can be."""
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private: those of the server too
     words = [os.fsdecode(word) for word in args]

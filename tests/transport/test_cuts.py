@@ -25,7 +25,7 @@ from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.device.transfers import Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES
 
-SIZE = 24 * 2**20
+SIZE = 12 * 2**20
 CUTS = 20
 SENT_TWICE = 2**20  # at most, for each cut
 BESIDE = 1.02  # requests, heads and TLS records around the bytes themselves
@@ -233,7 +233,7 @@ def test_a_download_of_another_bundle_under_the_same_assignment_begins_again(her
 
 def test_a_cancelled_assignment_ends_its_download(here: Place, tmp_path: Path) -> None:
     model = file_of(tmp_path / "model", 11)
-    with proxy(here.fleet.address, bytes_per_s=16e6) as line:
+    with proxy(here.fleet.address, bytes_per_s=8e6) as line:
         link = through(here, line)
         here.fleet.send([assignment_of(model)])
         ended = list[Delivery | None]()

@@ -51,10 +51,11 @@ class Preset:
     clients: int
     rounds: int
     pairs: int
+    steps: int = 50  # of a client in a round
 
 
 PRESETS = {
-    "tiny": Preset(readers=8, pages=1, clients=2, rounds=2, pairs=1),
+    "tiny": Preset(readers=8, pages=1, clients=2, rounds=2, pairs=1, steps=10),
     "small": Preset(readers=40, pages=1, clients=2, rounds=5, pairs=1),
     "full": Preset(readers=200, pages=3, clients=4, rounds=10, pairs=5),
 }
@@ -69,7 +70,7 @@ def measure(preset: Preset, folder: Path) -> Measured:
         for number in range(preset.clients):
             site.start_client(f"pi-{number}", number, preset.clients, "--threads", "1", step_s=STEP_S)
         site.until(lambda: len(site.online()) == preset.clients, "all clients are online")
-        _until_over(site, _begun(site, 1), {})
+        _until_over(site, _begun(site, preset, 1), {})
         rows = []
         for pair in range(preset.pairs):
             for loaded in (False, True) if pair % 2 == 0 else (True, False):
@@ -92,7 +93,7 @@ def _arm(site: Site, preset: Preset, loaded: bool) -> dict[str, Any]:
     """Run four runs at once, with or without readers, and return what was measured."""
     if not loaded:
         before = _spent(site)
-        return {"cpu_s": _until_over(site, _begun(site, preset.rounds), before)}
+        return {"cpu_s": _until_over(site, _begun(site, preset, preset.rounds), before)}
     address = site.page[1]
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(chromium()).new_context(viewport={"width": 1300, "height": 900})
@@ -100,7 +101,7 @@ def _arm(site: Site, preset: Preset, loaded: bool) -> dict[str, Any]:
         pages[0].goto(f"http://{address}/login#{_code(site)}")
         pages[0].wait_for_selector("main h1")
         cookies = _cookies(site, address, preset.readers)
-        before, runs = _spent(site), _begun(site, preset.rounds)
+        before, runs = _spent(site), _begun(site, preset, preset.rounds)
         command = [sys.executable, "-m", "benchmarks.event_readers", address, str(preset.readers), *runs]
         readers = stack.enter_context(_readers(command, cookies, site.home.parent))
         for number, page in enumerate(pages):
@@ -114,8 +115,8 @@ def _arm(site: Site, preset: Preset, loaded: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _begun(site: Site, rounds: int) -> list[str]:
-    return [site.begin(f"run.rounds={rounds}") for _ in range(RUNS)]
+def _begun(site: Site, preset: Preset, rounds: int) -> list[str]:
+    return [site.begin(f"run.rounds={rounds}", f"local.steps={preset.steps}") for _ in range(RUNS)]
 
 
 def _until_over(site: Site, runs: list[str], before: Mapping[int, float]) -> float:

@@ -53,14 +53,15 @@ bench: $(VENV)/.ready  ## every benchmark, small preset, one JSON document each 
 	  grep -qE '(run_in_folder|arguments)\("' "$$file" && [ "$$file" != benchmarks/before_after.py ] || continue; name=$${file#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
 	  echo "benchmarks.$$name" >&2; $(BIN)/python -m "benchmarks.$$name" $(BENCH_ARGS) || exit 1; done
 
-# A release of flwr that is newer than the one in constraints.txt, with Ray, in a venv that finds all else in .venv.
+# A release of flwr that is newer than the one in constraints.txt, with Ray, in a venv that finds all else in .venv. Ray
+# starts many processes: on a busy machine (a load of 16 on 2 cores) its one test takes four minutes.
 flower-next: $(VENV)/.dev  ## the tests of the Flower edge with the newest flwr, and in Flower's simulation on Ray
 	@set -eu; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	$(BIN)/python -m venv "$$dir/venv"; "$$dir/venv/bin/python" -m pip install $(QUIET) '$(FLOWER_NEXT)'; \
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	  "$$("$$dir/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/lent.pth"; \
 	"$$dir/venv/bin/python" -c 'import flwr; print("flwr", flwr.__version__)'; \
-	PYTHONPATH=. "$$dir/venv/bin/python" -m pytest -q -n 0 -p no:cacheprovider tests/flower $(PYTEST_ARGS)
+	PYTHONPATH=. "$$dir/venv/bin/python" -m pytest -q -n 0 -p no:cacheprovider -o faulthandler_timeout=900 tests/flower $(PYTEST_ARGS)
 
 lock: $(VENV)/.dev  ## write the hashes of all that is installed for the tests
 	@$(BIN)/python requirements/lock.py

@@ -149,9 +149,10 @@ def test_the_latest_version_is_said_to_be_evaluated_by_the_next_sum(store: Store
         "version 2 has no metrics yet: evaluated by the next round's sum"
     )
     assert not_evaluated(store.run(story.run_id), rounds[:1]) == ""
-    silent = SecureStory(store, plan=SECURE.replace("metrics = { accuracy = 1.0, loss = 10.0 }", ""))
-    silent.play()
-    assert not_evaluated(store.run(silent.run_id), store.rounds(silent.run_id)) == "", "no metric is ever summed"
+    for summed in ("", 'metrics = { "train/loss" = 10.0 }'):
+        silent = SecureStory(store, plan=SECURE.replace("metrics = { accuracy = 1.0, loss = 10.0 }", summed))
+        silent.play()
+        assert not_evaluated(store.run(silent.run_id), store.rounds(silent.run_id)) == "", "no model is evaluated"
 
 
 def test_what_a_masked_update_does_not_tell_is_not_stored_as_zero(store: Store) -> None:

@@ -17,6 +17,7 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import NO_STEP
 from thinwire.core.formatting import counted, duration, size
 from thinwire.core.plan_values import SecureSection
+from thinwire.core.score_histogram import TRAINED
 from thinwire.core.secure_numbers import check_numbers, fewest_survivors, protects, selected_of, share_of
 from thinwire.privacy.graph import EVENT_BITS, graph_of_plan
 from thinwire.store.read_models import RoundRow, RunRow
@@ -110,11 +111,13 @@ def _assumptions(secure: SecureSection, corrupt: int) -> tuple[str, ...]:
 
 
 def not_evaluated(run: RunRow, rounds: Sequence[RoundRow]) -> str:
-    """Return why the latest version of a secure run has no metrics; "" if it has, or if no metric is summed.
+    """Return why the latest version of a secure run has no metrics; "" if it has, or if none of evaluation is summed.
 
     `rounds` are the last rounds of the run.
     """
-    if not is_secure(run) or not secure_section(run).metrics:
+    secure = secure_section(run)
+    measured = [*secure.histograms, *(name for name in secure.metrics if not name.startswith(TRAINED))]
+    if not is_secure(run) or not measured:
         return ""
     made = [one for one in rounds if one.reason and one.reason not in NO_STEP]
     if not made or made[-1].metrics:

@@ -86,6 +86,42 @@ def test_a_pause_ends_it_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.
     assert not site.store.commands.pending()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_typo_in_the_file_keeps_a_paused_run_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    site = Site(tmp_path, steady({"a": 1.0}))
+    first = site.submit(run={"rounds": 1})
+    allow(site, "*:HalfStep")
+    site.runs.append(run_id := ordered(site, init=f"run:{first}@0"))
+    orders = list[int]()
+
+    def on_event(of: str, event: Event) -> None:
+        if of == run_id and isinstance(event, RoundClosed) and event.round == 1:
+            site.store.commands.add("pause-run", run_id)
+            (site.home.root.parent / "aggregator.toml").write_text("alow = []")
+            if not restarts:
+                orders.append(site.store.commands.add("resume-run", run_id))
+
+    site.on_event = on_event
+    site.serve(seconds=100.0)
+    if restarts:
+        orders.append(site.store.order("resume", run_id))
+        site.serve(seconds=100.0)
+    row = site.store.run(run_id)
+    assert (row.status, row.rounds_closed) == ("paused", 1)
+    assert "alow" in row.status_text
+    assert row.status_text.endswith(f"correct that file, then: thinwire runs resume {run_id}")
+    answered = site.store.commands.result(orders[0])
+    assert answered is not None
+    assert answered["done"] == restarts, "without a driver the run was queued first"
+    allow(site, "*:HalfStep")
+    site.store.order("resume", run_id)
+    site.serve(seconds=100.0)
+    assert site.store.run(run_id).status == "done"
+
+
 def test_the_file_of_a_first_model_is_not_asked_for_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
     file = tmp_path / "first.safetensors"

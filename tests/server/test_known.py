@@ -23,7 +23,7 @@ from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store
-from thinwire.store.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations
+from thinwire.store.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations, most_steps
 
 WORK = "model/32"
 TIMINGS = Timings(download_s=2.0, queue_s=0.5, evaluate_s=1.0, train_s=5.0, encode_s=0.5)
@@ -55,6 +55,23 @@ def test_the_parts_of_an_answer_add_up_to_what_was_waited_for() -> None:
 )
 def test_what_cannot_be_teaches_nothing(header: ReplyHeader) -> None:
     assert durations(header, 5000, 0.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("local", "assigned", "believed"),
+    [
+        ("batch = 10", 0, 20),  # two passes over 100 examples
+        ("batch = 10\naccumulate = 3", 0, 8),
+        ("steps = 40", 40, 40),
+        ("steps = 40", 0, 9000),  # the assignment is forgotten
+    ],
+)
+def test_a_count_of_steps_makes_no_device_look_faster_than_its_work(local: str, assigned: int, believed: int) -> None:
+    epochs = "" if "steps" in local else "\nepochs = 2"
+    plan = RunPlan.parse(f'[run]\ntask = "toy"\n[local]\nlr = 1.0\n{local}{epochs}')
+    lying = replace(HEAD, steps=9000)
+    found = durations(lying, 5000, 0.0 if assigned else 2.0, most_steps(plan, lying, assigned))
+    assert found["step"] == (believed, 5.0)
 
 
 def learned(*found: dict[str, tuple[float, float]]) -> DeviceProfiles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 import threading
 from functools import partial
@@ -26,8 +27,18 @@ from thinwire.aggregation.reduction_base import Rows
 from thinwire.cli.runs.progress import Teller
 from thinwire.cli.runs.render import capping
 from thinwire.core import RunPlan
-from thinwire.core.events import ClientReconnected, ModelStored, RoundClosed, UpdateDropped
+from thinwire.core.clock import VirtualClock
+from thinwire.core.events import (
+    ClientReconnected,
+    Event,
+    ModelStored,
+    RoundClosed,
+    RoundOpened,
+    RunStatusChanged,
+    UpdateDropped,
+)
 from thinwire.core.types import Assignment, Vector
+from thinwire.server import command_queue, round_close
 from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store.round_timing import turns
@@ -163,10 +174,10 @@ def test_a_run_of_too_few_clients_waits_and_says_why(tmp_path: Path) -> None:
     ("free", "refused", "why"),
     [
         (10**6, "", "has 0.00 GB free"),
-        (10**12, "posix_fallocate", os.strerror(errno.ENOSPC)),
-        (10**12, "pwrite", os.strerror(errno.ENOSPC)),
+        (10**12, "posix_fallocate", os.strerror(errno.EIO)),
+        (10**12, "pwrite", os.strerror(errno.EIO)),
     ],
-    ids=["too-small", "taken", "full"],
+    ids=["too-small", "broken", "broken-later"],
 )
 def test_updates_that_the_disk_does_not_take_end_their_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, refused: str, why: str
@@ -179,12 +190,13 @@ def test_updates_that_the_disk_does_not_take_end_their_run_alone(
         return files[-1]
 
     def refuse(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(reduction_base, "tempfile", SimpleNamespace(TemporaryFile=opened))
     calls = {"posix_fallocate": os.posix_fallocate, "pwrite": os.pwrite, refused: refuse}
     monkeypatch.setattr(reduction_base, "os", SimpleNamespace(**{name: calls[name] for name in calls if name}))
-    monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=free)))
+    disk = SimpleNamespace(free=free, total=free)
+    monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=lambda folder: disk))
     site = Site(tmp_path, steady({"a": 1.0, "b": 1.4, "c": 2.3}))
     reduced = site.submit(server={"reduce": "median"}, cohort={"late": "drop"}, uplink=RAW)
     other = site.submit()
@@ -198,6 +210,42 @@ def test_updates_that_the_disk_does_not_take_end_their_run_alone(
     assert all(file.closed for file in files), "the disk has its space again"
 
 
+@pytest.mark.parametrize("taken", [False, True], ids=["full", "filled-meanwhile"])
+def test_a_run_waits_while_other_files_fill_the_disk_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    site = Site(tmp_path, steady({"a": 1.0, "b": 1.4, "c": 2.3}))
+    sections: dict[str, Any] = {"server": {"reduce": "median"}, "cohort": {"late": "drop"}, "uplink": RAW}
+    reduced, stopped, other = site.submit(**sections), site.submit(run={"seed": 1}, **sections), site.submit()
+
+    def is_full() -> bool:
+        return site.store.run(other).status != "done" or site.store.run(stopped).status != "stopped"
+
+    def free(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=10**6 if is_full() and not taken else 10**12, total=10**12)
+
+    def allocate(descriptor: int, offset: int, size: int) -> None:
+        if is_full():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(descriptor, offset, size)
+
+    def on_event(run_id: str, event: Event) -> None:
+        if run_id == other and isinstance(event, RoundClosed) and event.round == 2:
+            site.store.commands.add("stop-run", stopped)
+
+    site.on_event = on_event
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=free))
+    calls = {"posix_fallocate": allocate, "pwrite": os.pwrite, "preadv": os.preadv}
+    monkeypatch.setattr(reduction_base, "os", SimpleNamespace(**calls))
+    site.serve()
+    assert [site.store.run(run_id).status for run_id in (reduced, stopped, other)] == ["done", "stopped", "done"]
+    waits = [event.text for event in site.events(reduced, RunStatusChanged) if event.status == "waiting"]
+    assert sum(text.endswith("it goes on when there is space") for text in waits) == 1
+    rounds = site.events(reduced, RoundClosed)
+    assert [(event.reason, len(event.aggregated)) for event in rounds] == [("all", 3)] * 3, "no deadline passed"
+
+
 MEETING = threading.Barrier(2)
 
 
@@ -207,6 +255,40 @@ class Together(CoordinateWise):
     def of_block(self, rows: Rows) -> Vector:
         MEETING.wait(20.0)
         return np.median(rows, axis=0).astype(np.float32)
+
+
+OTHER_ROUND = threading.Event()
+CLOCK = VirtualClock()  # of the test's service
+
+
+class Long(CoordinateWise):
+    """The median, which takes until another run has opened a round; meanwhile time passes."""
+
+    def of_block(self, rows: Rows) -> Vector:
+        for _ in range(100):
+            if OTHER_ROUND.wait(0.02):
+                return np.median(rows, axis=0).astype(np.float32)
+            CLOCK.advance(0.1)
+        raise AssertionError("the devices of the run were not free for the other one")
+
+
+def test_a_long_reduction_keeps_no_device_from_a_run_that_has_used_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_close, "CLAIM_S", 0.05)
+    site = Site(tmp_path, steady(dict.fromkeys("abc", 1.0)))
+    monkeypatch.setattr(sys.modules[__name__], "CLOCK", site.clock)
+    sections: dict[str, Any] = {"cohort": {"late": "drop"}, "uplink": RAW, "server": {"reduce": f"{__name__}:Long"}}
+    other = site.submit(run={"rounds": 3, "seed": 1})
+    reduced = site.submit(run={"rounds": 1, "priority": 10.0}, **sections)
+
+    def on_event(run_id: str, event: Event) -> None:
+        if run_id == other and isinstance(event, RoundOpened) and event.round == 2:
+            OTHER_ROUND.set()
+
+    site.on_event = on_event
+    site.serve()
+    assert [site.store.run(run_id).status_text for run_id in (reduced, other)] == ["1 rounds", "3 rounds"]
 
 
 def test_a_reduction_does_not_stop_the_other_runs(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ import pytest
 
 from tests.support.crashes import Fate, Killed
 from tests.support.several_runs import Site, steady
+from thinwire.cli.aggregator.reporting import Reporter
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import RoundClosed
+from thinwire.core.run_events import DeletionPostponed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server import command_queue
 from thinwire.server.ended_runs import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
@@ -219,6 +221,23 @@ def test_old_runs_are_looked_for_at_the_start_and_then_each_hour(tmp_path: Path)
     kept.step()
     kept.step()
     assert len(site.store.commands.pending()) == 2, "a command that waits is not given twice"
+
+
+def test_a_clock_that_is_far_ahead_after_a_reboot_deletes_nothing_for_an_hour(tmp_path: Path) -> None:
+    site, first, _ = over(tmp_path)
+    told, alive = list[DeletionPostponed](), site.clock.wall()
+    site.clock.origin += 400 * DAY_S
+    site.store.record_restart(site.clock.wall(), alive)
+    kept = Retention(site.store, site.clock, 30, told.append)
+    kept.step()
+    assert not site.store.commands.pending()
+    assert [round(event.ahead_s / DAY_S) for event in told] == [400]
+    lines = list[str]()
+    Reporter(site.store, lines.append).event("", told[0])
+    assert lines[0].startswith("the clock is 9600 h ahead of the last sign of life: nothing is deleted by age")
+    site.clock.advance(RETAINED_S)
+    kept.step()
+    assert first in {one.run_id for one in site.store.commands.pending()}, "a machine was off for as long"
 
 
 def test_a_clock_that_jumps_ahead_and_back_deletes_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ arrived, and after a restart.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.mean import BufferMean
 from thinwire.core.disk_reserve import FREE_BYTES
-from thinwire.core.errors import ThinwireError
+from thinwire.core.errors import ThinwireError, TooLittleSpace
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.types import Arrived, Vector
 
@@ -46,8 +47,9 @@ class UpdateRows:
 
     Invariant: an update is added completely or not at all, because it counts only once all its parts are written.
 
-    A failure of the disk is a plain `ThinwireError`, which ends this run only. `NotWritten` would pause all runs and
-    then start this one again, which would fill the disk again.
+    Space that is missing makes this run wait (`TooLittleSpace`). Another failure of the disk is a plain
+    `ThinwireError`, which ends this run only. `NotWritten` would pause all runs and then start this one again, which
+    would fill the disk again.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -61,29 +63,34 @@ class UpdateRows:
         return len(self.ids)
 
     def allocate(self, updates: int) -> None:
-        """Take disk space for so many updates; raise `ThinwireError` if `FREE_BYTES` would not be left for others.
+        """Take disk space for so many updates; raise `TooLittleSpace` if `FREE_BYTES` would not be left for others.
 
-        Space is taken before it is written, so that two runs never count on the same free space.
+        Space is taken before it is written, so that two runs never count on the same free space. Raise a plain
+        `ThinwireError` if the whole disk is too small, or fails.
         """
-        needed = updates * self.size * FLOAT_BYTES
+        needed = updates * self.size * FLOAT_BYTES + FREE_BYTES
         try:
-            if (free := shutil.disk_usage(self.folder).free) >= needed + FREE_BYTES:
-                os.posix_fallocate(self._opened(), 0, needed)
+            disk = shutil.disk_usage(self.folder)
+            if disk.free >= needed:
+                os.posix_fallocate(self._opened(), 0, needed - FREE_BYTES)
                 return
         except OSError as error:
             self.close()
-            raise self._error(updates, f"{self.folder}: {error.strerror or error}") from error
-        others = f"{FREE_BYTES / 1e9:.2f} GB stay for other files"
-        raise self._error(updates, f"the disk of {self.folder} has {free / 1e9:.2f} GB free, and {others}")
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # another process was faster
+            kind = TooLittleSpace if is_full else ThinwireError
+            raise self._error(updates, f"{self.folder}: {error.strerror or error}", kind) from error
+        why = f"the disk of {self.folder} has {disk.free / 1e9:.2f} GB free"
+        why += f", and {FREE_BYTES / 1e9:.2f} GB stay for other files"
+        raise self._error(updates, why, TooLittleSpace if disk.total >= needed else ThinwireError)
 
     def _opened(self) -> int:
         """Return the descriptor of the file."""
         self._file = self._file or tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
         return int(self._file.fileno())
 
-    def _error(self, updates: int, why: str) -> ThinwireError:
+    def _error(self, updates: int, why: str, kind: type[ThinwireError] = ThinwireError) -> ThinwireError:
         one = self.size * FLOAT_BYTES
-        return ThinwireError(
+        return kind(
             f"[server] reduce keeps {updates} decoded updates of {one / 1e6:.1f} MB: {updates * one / 1e9:.2f} GB",
             why=why,
             hint='a smaller cohort, another disk (--home FOLDER), or [server] reduce = "mean", which keeps none',

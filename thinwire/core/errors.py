@@ -109,6 +109,10 @@ class NotWritten(DataLost):
     """A write failed because the disk is full or read-only; existing data is unchanged, so the write can be retried."""
 
 
+class TooLittleSpace(ThinwireError):
+    """The disk has too little free space for what one run needs, and is large enough for it: that run waits."""
+
+
 class NotFound(ThinwireError):
     """The run, device or round does not exist."""
 

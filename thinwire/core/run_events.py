@@ -128,6 +128,15 @@ class DiskFreed(Event):
 
 
 @dataclass(frozen=True)
+class DeletionPostponed(Event):
+    """Reports that the aggregator deletes nothing by age for an hour, because its clock is `ahead_s` further than the
+    last time that it recorded: the clock may be wrong.
+    """
+
+    ahead_s: float
+
+
+@dataclass(frozen=True)
 class PhaseClosed(Event):
     """Reports that a phase of a secure round was closed; it is journalled before a request of the next phase leaves.
 

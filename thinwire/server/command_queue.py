@@ -88,6 +88,12 @@ class CommandQueue:
                 kinds[found.kind](run_id)
         return run_id in self._paused
 
+    def refuse_resume(self, run_id: str, error: ThinwireError) -> None:
+        """Answer the command to resume this run with a refusal: the run stays paused."""
+        self._paused.add(run_id)
+        for order in [one for one in self._look() if (one.kind, one.run_id) == ("resume-run", run_id)]:
+            self.done(order, error.as_result())
+
     def revoked(self) -> list[Order]:
         """Return the unanswered commands to revoke a device; `done` answers one."""
         return [order for order in self._look() if order.kind == "revoke"]

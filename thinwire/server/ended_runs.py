@@ -42,7 +42,7 @@ from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_text import plan_text
-from thinwire.core.run_events import RunExtended
+from thinwire.core.run_events import DeletionPostponed, RunExtended
 from thinwire.core.statedir import AggregatorHome, sync_path
 from thinwire.privacy.accounting import Budget, Release, epsilon
 from thinwire.privacy.noise_plan import participations_of
@@ -236,13 +236,20 @@ class Retention:
     """Deletes runs and records of devices that are older than the operator wants to keep.
 
     Age is counted by the aggregator's clock. After a step of that clock ahead it deletes nothing before the next look,
-    because a clock that was set wrongly is soon set back, and nothing brings a deleted run back. Runs are deleted by
-    commands in the store, so a deletion that was killed is completed by the next start. A run's sums by device follow
-    at the first look after its own deletion.
+    because a clock that was set wrongly is soon set back, and nothing brings a deleted run back. At its first look it
+    compares the clock with the last sign of life before the start: after a reboot the clock may be wrong. Runs are
+    deleted by commands in the store, so a deletion that was killed is completed by the next start. A run's sums by
+    device follow at the first look after its own deletion.
     """
 
-    def __init__(self, store: Store, clock: Clock, keep_days: int) -> None:
-        self._store, self._clock, self._keep_days = store, clock, keep_days
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        keep_days: int,
+        on_postponed: Callable[[DeletionPostponed], None] = lambda event: None,
+    ) -> None:
+        self._store, self._clock, self._keep_days, self._on_postponed = store, clock, keep_days, on_postponed
         self._looked_at, self._looked_wall = -math.inf, -math.inf
         self._left: Iterator[None] = iter(())
 
@@ -250,9 +257,14 @@ class Retention:
         """Do the next short step: look once in a while, then delete in one transaction a call."""
         if self._clock.now() - self._looked_at >= RETAINED_S:
             since, wall = self._clock.now() - self._looked_at, self._clock.wall()
-            stepped = math.isfinite(since) and wall - self._looked_wall > since + RETAINED_S
+            if math.isfinite(since):
+                ahead_s, most_s = wall - self._looked_wall - since, RETAINED_S
+            else:
+                ahead_s, most_s = wall - (self._store.alive_at() or wall), DAY_S
             self._looked_at, self._looked_wall = self._clock.now(), wall
-            if stepped:
+            if ahead_s > most_s:
+                self._store.record_own(event := DeletionPostponed(wall, ahead_s))
+                self._on_postponed(event)
                 return
             before = wall - self._keep_days * DAY_S
             self._left = self._store.delete_expired(before)

@@ -32,7 +32,7 @@ from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator,
 def reducing_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> RoundAggregator:
     """Return an empty aggregator for so many updates; further arguments: `RoundAggregator`.
 
-    The space of the updates is taken at once; `ThinwireError` if the disk has too little of it.
+    The space of the updates is taken at once; `TooLittleSpace` if the disk has too little of it now.
     """
     made = ReducingAggregator(folder, plan, *more)
     made.rows.allocate(updates)

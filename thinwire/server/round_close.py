@@ -21,15 +21,17 @@ from thinwire.core.formatting import Capped
 from thinwire.core.score_histogram import MEASURED, TRAINED
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import Frames, RoundAggregator, caps_of, largest_norm
+from thinwire.server.device_terms import assigned_steps
 from thinwire.server.evaluation import names_in, pooled
 from thinwire.server.round_events import RoundResult
 from thinwire.store import MeasureRow
-from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, work_key
+from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, most_steps, work_key
 
 if TYPE_CHECKING:
     from thinwire.server.round_runner import RoundRunner
 
 AGGREGATION_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
+CLAIM_S = 1.0  # a step that takes longer than a short round would let devices wait for nothing
 Stepped = tuple[RoundResult, dict[str, Capped]]  # the final result, and the updates that count less
 
 
@@ -99,14 +101,15 @@ def finish(one: RoundRunner) -> None:
 def _apart(one: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
     """Return what a step returns that is made by a thread of its own, and let other runs work meanwhile.
 
-    What arrives for this run is handled after the step, as if the step had taken no time.
+    What arrives for this run is handled after the step, as if the step had taken no time. While the step is short, the
+    run wants its devices for the next round, as while it sums; then other runs may have them.
     """
-    running = one.running
+    running, claims_until = one.running, time.monotonic() + CLAIM_S
     with ThreadPoolExecutor(1, thread_name_prefix="step") as worker:
         made = worker.submit(step)
         while wait([made], timeout=AGGREGATION_WAIT_S).not_done:
-            if not running.past.ledger.busy:
-                running.leases.want(running.run_id, one.machine.assignments)  # for the next round, as while it sums
+            claims = not running.past.ledger.busy and time.monotonic() < claims_until
+            running.leases.want(running.run_id, one.machine.assignments if claims else ())
             running.unread += running.fleet.poll(0.0)
         return made.result()
 
@@ -144,7 +147,8 @@ def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
         if hello is not None:
             running.known.greeted(event.device, hello.link.get("rtt_s", 0.0))
         assigned = running.past.ledger.find(header.assignment_id)
-        found = durations(header, assigned.sent_bytes if assigned else 0, epochs_of(running.plan))
+        most = most_steps(running.plan, header, assigned_steps(running, header))
+        found = durations(header, assigned.sent_bytes if assigned else 0, epochs_of(running.plan), most)
         if running.plan.local.steps == "auto":
             found = at_own_pace(found, header, running.plan.local, assigned.work if assigned else None)
         running.known.learn(event.device, work, found)

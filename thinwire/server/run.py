@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thinwire.core.clock import Clock, RealClock
-from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
+from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients, TooLittleSpace
 from thinwire.core.events import ENDED, Event, RoundOpened
 from thinwire.core.fleet import ClientDisconnected, Fleet
 from thinwire.core.plan import RunPlan
@@ -38,6 +38,7 @@ from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
+Paused = Callable[[], str | None]  # None: the run goes on
 MODES = (DistributedMode, SecureMode, SampledMode, CentralMode, DeviceMode, PipelinedMode, BufferedMode, RoundMode)
 
 
@@ -55,7 +56,7 @@ def drive(
     clock: Clock | None = None,
     presence: ConnectedDevices | None = None,
     stop: Callable[[], StopOrder] = lambda: None,
-    paused: Callable[[], bool] = lambda: False,
+    paused: Paused = lambda: None,
     leases: DeviceLeases | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     holdout: Holdout | None = None,
@@ -64,8 +65,8 @@ def drive(
 
     `stop` is called often: "run" ends the run for good, "after-round" does so when the open round has closed; "service"
     leaves it unchanged, and the next start resumes it.
-    While `paused` is True, no round opens. `leases` are those of all runs that share the devices. `holdout` has the
-    evaluations of a plan with `[run] evaluate = "holdout"`.
+    While `paused` returns a text, no round opens, and the text ends the status. `leases` are those of all runs that
+    share the devices. `holdout` has the evaluations of a plan with `[run] evaluate = "holdout"`.
 
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
     disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
@@ -97,7 +98,7 @@ def drive(
     return store.run(run_id)
 
 
-def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch | None) -> None:
+def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, past = running.plan, running.past
     if past.bases.model is None and not ((past.first.open or _gather(running, paused)) and take_first_model(running)):
@@ -105,7 +106,9 @@ def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch
     running.assign(running.mode.sent_again(running))
     if past.line.current and past.line.accepts_replies:
         running.record_resumed(past.line.current.round)
-        _one(running, rebuild_round(_runner(running, past.line.current)), watch)
+        if (one := _runner(running, past.line.current)) is None:
+            return
+        _one(running, rebuild_round(one), watch)
     _await_holdout(running, watch)
     while past.steps_made < plan.run.rounds and past.scores.reached is None:
         if past.scores.lost_patience(plan.run.patience) or running.stop_ordered():
@@ -123,7 +126,8 @@ def _rounds(running: RunContext, paused: Callable[[], bool], watch: HoldoutWatch
             _wait_for_busy(running)
             continue
         current = past.line.current or opened
-        one = _runner(running, current)
+        if (one := _runner(running, current)) is None:
+            return
         _one(running, rebuild_round(one) if past.line.now.since else one, watch)
         _await_holdout(running, watch)
 
@@ -142,9 +146,30 @@ def _await_holdout(running: RunContext, watch: HoldoutWatch | None, over: bool =
         listen(running, POLL_S)
 
 
-def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner:
-    """Return the driver of a round."""
-    return (SecureRoundRunner if running.plan.secure.enabled else RoundRunner)(running, opened)
+def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner | None:
+    """Return the driver of a round, once the disk has space for its updates; None if the run is stopped before.
+
+    Meanwhile the run's clock stands still, and other runs go on. Nothing makes space for a simulation: it fails.
+    """
+    kind, waited = SecureRoundRunner if running.plan.secure.enabled else RoundRunner, False
+    while True:
+        try:
+            one = kind(running, opened)
+        except TooLittleSpace as error:
+            if running.simulated:
+                raise
+            if not waited:
+                running.pause()
+            waited = True
+            running.status("waiting", f"{error}; it goes on when there is space")
+        else:
+            if waited:
+                running.go_on()
+                running.status("running", f"round {opened.round} goes on")
+            return one
+        if running.stop_ordered():
+            return None
+        listen(running, POLL_S)
 
 
 def _one(running: RunContext, one: RoundRunner, watch: HoldoutWatch | None) -> None:
@@ -181,7 +206,7 @@ def _leave(running: RunContext) -> None:
         listen(running, POLL_S)
 
 
-def _gather(running: RunContext, paused: Callable[[], bool]) -> bool:
+def _gather(running: RunContext, paused: Paused) -> bool:
     """Wait until enough devices are online and the run is not paused, or the current pipelined round can close; return
     False if the run is stopped.
 
@@ -191,7 +216,7 @@ def _gather(running: RunContext, paused: Callable[[], bool]) -> bool:
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # note the devices that connected before the run began
     while True:
-        if paused():
+        if paused() is not None:
             _wait_while(running, paused)
             if running.stop_ordered():
                 return False
@@ -224,11 +249,12 @@ def _take_turn(running: RunContext) -> None:
         listen(running, POLL_S)
 
 
-def _wait_while(running: RunContext, paused: Callable[[], bool]) -> None:
+def _wait_while(running: RunContext, paused: Paused) -> None:
     """Open no round until a person lets the run go on or stops it; replies are kept for the next round."""
-    running.status("paused", f"paused by a person after {running.past.steps_made} of {running.plan.run.rounds} rounds")
+    made = f"{running.past.steps_made} of {running.plan.run.rounds} rounds"
     running.pause()
-    while paused() and not running.stop_ordered():
+    while (more := paused()) is not None and not running.stop_ordered():
+        running.status("paused", f"paused by a person after {made}{more}")
         listen(running, POLL_S)
     running.go_on()
 

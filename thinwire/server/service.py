@@ -51,7 +51,7 @@ from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, notify
-from thinwire.server.submit import RunStarter, require_allowed
+from thinwire.server.submit import RunStarter, UnreadableSettings, require_allowed
 from thinwire.store import START_RUN, RunRow, Store
 from thinwire.store.read_models import MEMORY_TEXT
 
@@ -229,7 +229,8 @@ class Service:
     def __post_init__(self) -> None:
         store, clock = self.store, self.clock
         self.orders, self.leases = CommandQueue(store.commands), DeviceLeases(self.max_runs)
-        self.retention = None if self.keep_days is None else Retention(store, clock, self.keep_days)
+        postponed = partial(self.on_event, "")
+        self.retention = None if self.keep_days is None else Retention(store, clock, self.keep_days, postponed)
         self.disk = FullDisk(store, clock, self.reserve, self.closing)
         self.noted = RecordingFleet(self.fleet, store, clock, self.orders, self.home, self.on_event)
         self.dispatcher = Dispatcher(self.noted, store, clock, self.leases, self._ended, self.disk)
@@ -284,14 +285,20 @@ class Service:
         def stop() -> StopOrder:
             return "service" if self.closing() else self.orders.stop_order(run_id)
 
-        was_paused = False
+        said: str | None = None
 
-        def paused() -> bool:
-            nonlocal was_paused
-            resumes, was_paused = was_paused, self.orders.paused(run_id)
-            if resumes and not was_paused:
-                require_allowed(self.store, self.home, run_id)
-            return was_paused
+        def paused() -> str | None:
+            nonlocal said
+            if self.orders.paused(run_id):
+                said = said or ""
+            elif said is not None:
+                try:
+                    require_allowed(self.store, self.home, run_id)
+                    said = None
+                except UnreadableSettings as error:
+                    self.orders.refuse_resume(run_id, error)
+                    said = f"; {not_resumed(run_id, error)}"
+            return said
 
         def driver(own: Fleet, here: ConnectedDevices) -> None:
             require_allowed(self.store, self.home, run_id)
@@ -308,6 +315,10 @@ class Service:
         if isinstance(error, NotWritten):  # nothing can be recorded: the next start of the service goes on
             if not (self.disk.is_full and self.closing()):
                 raise error
+        elif isinstance(error, UnreadableSettings):
+            paused = RunStatusChanged(self.clock.wall(), "paused", not_resumed(run_id, error))
+            self.store.record(run_id, [paused])
+            self.on_event(run_id, paused)
         elif isinstance(error, ThinwireError):  # the run could not be started
             self._close(run_id, str(error), error.exit_code)
         elif isinstance(error, Exception):
@@ -325,3 +336,8 @@ class Service:
         self.dispatcher.receive(0.0)  # devices that registered before the end was recorded
         row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}
         notify(self.noted, row, {device: () for device in self.dispatcher.presence.devices if device in clients})
+
+
+def not_resumed(run_id: str, error: UnreadableSettings) -> str:
+    """Return the status text of a run that names code, while nobody knows whether that is allowed."""
+    return f"its plan names code, and {error}; correct that file, then: thinwire runs resume {run_id}"

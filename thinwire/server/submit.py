@@ -143,6 +143,10 @@ def best_times(known: DeviceProfiles, plan: RunPlan, layout: Layout) -> dict[str
 NO_VALUES = np.zeros(0, np.float32)
 
 
+class UnreadableSettings(PlanError):
+    """`aggregator.toml` is not valid now, so nobody knows which code it allows: no fault of a run that waits for it."""
+
+
 @dataclass(frozen=True)
 class FirstModel:
     """The first model of an ordered run; `params` is empty if a device makes it."""
@@ -216,7 +220,8 @@ def require_allowed(store: Store, home: AggregatorHome, run_id: str) -> None:
 def _require_allowed(plan: RunPlan, home: AggregatorHome, code_only: bool = False) -> None:
     """Raise `PlanError` for the first name of code or of a file that `aggregator.toml` does not allow now.
 
-    The file is not read for a plan that names nothing: an operator may be editing it.
+    The file is not read for a plan that names nothing: an operator may be editing it. Raise `UnreadableSettings` if it
+    is not valid.
     """
     own, others = codecs.own_names(), installed()
 
@@ -224,7 +229,13 @@ def _require_allowed(plan: RunPlan, home: AggregatorHome, code_only: bool = Fals
         found = refused_names(plan, own, allow, others)
         return [one for one in found if not (code_only and one.place == ("run", "init"))]
 
-    if refused(()) and (problems := refused(aggregator_file(home.root.parent).allow)):
+    if not refused(()):
+        return
+    try:
+        allow = aggregator_file(home.root.parent).allow
+    except PlanError as error:
+        raise UnreadableSettings(error.what, error.why, error.hint) from error
+    if problems := refused(allow):
         raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
 
 

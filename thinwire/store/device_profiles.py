@@ -317,7 +317,18 @@ def at_own_pace(
     return found
 
 
-def durations(header: ReplyHeader, sent_bytes: int, epochs: float) -> Durations:
+def most_steps(plan: RunPlan, header: ReplyHeader, assigned: int) -> int:
+    """Return the most steps that a reply is believed to have made; 0: any number.
+
+    These are the `assigned` ones, or those of the plan's passes over the examples that the device reports. A task's own
+    `train()` counts its steps itself, and a larger count would make the device look faster than it is.
+    """
+    if not (epochs := epochs_of(plan)):
+        return assigned
+    return max(1, math.ceil(epochs * math.ceil(header.examples / (plan.local.batch * plan.local.accumulate))))
+
+
+def durations(header: ReplyHeader, sent_bytes: int, epochs: float, most: int = 0) -> Durations:
     """Return the samples of a reply as {kind: (amount, seconds)}, each measured by one clock.
 
     The kinds are `down`, `up`, `step`, `evaluate` and `encode`; and `pass`, which holds (epochs, steps) instead.
@@ -327,7 +338,7 @@ def durations(header: ReplyHeader, sent_bytes: int, epochs: float) -> Durations:
     The aggregator measures from the delivery of the assignment to the arrival of the reply, and the device measures its
     own work. The difference is `up`: the upload, and all latency. So the parts add up to the whole time. If a device
     claims to have worked for longer than its assignment was out, it is not believed, and there are no samples. There
-    are none either if another process delivered the assignment.
+    are none either if another process delivered the assignment. No more than `most` steps are believed (0: any number).
     """
     transfer, own = header.transfer, header.timings
     if transfer is None or not transfer.pulled_at or not header.parts:
@@ -340,10 +351,10 @@ def durations(header: ReplyHeader, sent_bytes: int, epochs: float) -> Durations:
     found: Durations = {"up": (header.payload_bytes, max(0.0, out_s - own_s)), "encode": (1, around_s)}
     if sent_bytes > 0:
         found["down"] = (sent_bytes, own.download_s)
-    if header.steps > 0:
-        found["step"] = (header.steps, own.train_s)
+    if (steps := min(header.steps, most or header.steps)) > 0:
+        found["step"] = (steps, own.train_s)
         if epochs:
-            found["pass"] = (epochs, header.steps)
+            found["pass"] = (epochs, steps)
     if any(name.startswith("eval/") for name in header.metrics):
         found["evaluate"] = (1, own.evaluate_s)
     return found

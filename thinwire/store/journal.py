@@ -134,6 +134,16 @@ class JournalReader:
             body = connection.scalar(wanted.limit(1))
         return max(at, AggregatorStarted(**body).down_since) if body else at
 
+    def alive_at(self) -> float:
+        """Return when the aggregator was last alive before its latest start, as far as it recorded that; 0 without."""
+        own = Journal.run_id.is_(None) & (Journal.kind == AggregatorStarted.__name__)
+        with self._database.reading() as connection:
+            started = connection.execute(select(Journal.seq, Journal.body).where(own).order_by(Journal.seq.desc()))
+            row = started.first()
+            before = select(Journal.at).order_by(Journal.seq.desc()).limit(1)
+            at = connection.scalar(before.where(Journal.seq < row.seq) if row else before) or 0.0
+        return max(at, AggregatorStarted(**row.body).down_since) if row else at
+
     def last_seq(self, run_id: str | None = None) -> int:
         """Return the latest event's seq, of a run or of all; cheap enough for ten calls a second."""
         wanted = _LAST if run_id is None else _LAST.where(Journal.run_id == run_id)

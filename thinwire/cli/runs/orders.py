@@ -77,16 +77,30 @@ def _order(verb: RunOrder, run_id: str, json: bool, home: Path | None) -> None:
 
     with opened(home, read_only=False) as store:
         run_id = store.run(run_id).run_id
-        store.order(verb, run_id)
-        is_done = until(lambda: (store.run(run_id).status == "paused") == (verb == "pause"), WAIT_S)
+        number = store.order(verb, run_id)
+        until(lambda: _is_done(store.run(run_id), verb) or store.commands.result(number) is not None, WAIT_S)
+        require_done(store.commands.result(number))
         row = store.run(run_id)
     if json:
         console.document({"run_id": row.run_id, "status": row.status})
-    elif is_done:
+    elif _is_done(row, verb):
         console.line(f"{row.run_id} {standing(row)}")
     else:
         when = " when its open round closes" if verb == "pause" else ""
         console.line(f"{row.run_id} {row.status}: its aggregator will {verb} it{when}")
+
+
+def _is_done(row: RunRow, verb: RunOrder) -> bool:
+    """Return True if a run is paused, or goes on, as was ordered."""
+    return (row.status == "paused") == (verb == "pause")
+
+
+def require_done(result: Mapping[str, Any] | None) -> None:
+    """Raise `Refused` with the aggregator's reason if it did not carry a command out; None: it has not answered yet."""
+    from thinwire.core.errors import Refused
+
+    if result is not None and not result.get("done"):
+        raise Refused(str(result.get("error")), why=str(result.get("why")), hint=str(result.get("try")))
 
 
 def _nobody_serves(row: RunRow) -> bool:
@@ -223,7 +237,7 @@ def carried_out(
     `Unreachable` if the aggregator does not respond.
     """
     from thinwire.cli.local_state import aggregator_home, alive, operator, require_responding
-    from thinwire.core.errors import NotWritten, Refused, ThinwireError
+    from thinwire.core.errors import NotWritten, ThinwireError
     from thinwire.core.statedir import lock_file
 
     require_responding(home)
@@ -244,8 +258,7 @@ def carried_out(
                 raise
             store.commands.answer(order.id, {"done": True})
     result = store.commands.result(order.id)
-    if result is not None and not result.get("done"):
-        raise Refused(str(result.get("error")), why=str(result.get("why")), hint=str(result.get("try")))
+    require_done(result)
     return result
 
 

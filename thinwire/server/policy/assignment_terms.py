@@ -329,9 +329,9 @@ class DeviceSpeeds:
         seen = _durations(event.header)
         if assigned is None or seen is None:
             return
-        (_, batch), (steps, train_s, rest_s) = assigned, seen
+        (most, batch), (steps, train_s, rest_s) = assigned, seen
         known = self._seen.setdefault(event.device, deque(maxlen=KEPT))
-        known.append(DeviceSpeed(train_s / (steps * batch), rest_s, int(event.header.get("examples", 0))))
+        known.append(DeviceSpeed(train_s / (min(steps, most) * batch), rest_s, int(event.header.get("examples", 0))))
 
     def of(self, device: str) -> DeviceSpeed | None:
         """Return the speed of a device; None before its first reply that shows it."""

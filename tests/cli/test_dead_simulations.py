@@ -23,7 +23,8 @@ from tests.support.server_bench import Bench, three
 from thinwire.cli.runs import orders
 from thinwire.core import RunPlan
 from thinwire.core.fleet import TaskReport
-from thinwire.core.statedir import AggregatorHome, holder, own, private_folder
+from thinwire.core.statedir import AggregatorHome, holder, lock_file, own, private_folder
+from thinwire.server.run_end import end_abandoned
 from thinwire.store import Store
 from thinwire.store.read_models import Source
 
@@ -137,3 +138,25 @@ def test_who_owns_a_run_is_seen_by_its_lock_and_not_by_a_process_number(home: Pa
     with pytest.raises(RuntimeError), own(path):
         raise RuntimeError
     assert (path.exists(), holder(path)) == (True, None)  # of this very process, which lives
+
+
+def test_nobody_goes_on_with_a_dead_run_while_its_end_is_recorded(
+    home: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    place, run_id = AggregatorHome.under(home), left_behind(store, "sim")
+    path = place.owner(run_id)
+    private_folder(path.parent)
+    path.write_text(json.dumps({"pid": 7, "host": socket.gethostname()}))
+    with lock_file(path):
+        end_abandoned(store, place)
+    assert store.run(run_id).status == "preparing", "another process holds it"
+    record, seen = store.record, list[object]()
+
+    def locked(*given: Any) -> None:
+        seen.append(holder(path))
+        record(*given)
+
+    monkeypatch.setattr(store, "record", locked)
+    end_abandoned(store, place)
+    assert seen == [{"pid": 7, "host": socket.gethostname()}], "the lock was held"
+    assert (store.run(run_id).status, holder(path)) == ("failed", None)

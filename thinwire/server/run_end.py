@@ -7,15 +7,16 @@ register the next time: their hello names the runs that they keep, and the welco
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
 from thinwire.core.plan import digest_of
-from thinwire.core.statedir import AggregatorHome, dead_owner
+from thinwire.core.statedir import AggregatorHome, Held, dead_owner, lock_file
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.evaluation import evaluation, of_each, require_metrics
@@ -92,6 +93,9 @@ def end_abandoned(store: Store, home: AggregatorHome) -> None:
     No process resumes these runs, while an aggregator resumes a run on devices, and completes the submission of a run
     that was ordered from it. A simulation that was to outlive its process waits, with that reason, until the same call
     goes on with it or a person stops it: there is no other process that carries out the command to stop it.
+
+    A run's lock is held while its end is recorded, so that no process goes on with the run meanwhile, and no other one
+    records its end as well.
     """
     orders = store.commands.pending()
     ordered = {one.run_id for one in orders if one.kind == START_RUN}
@@ -99,27 +103,40 @@ def end_abandoned(store: Store, home: AggregatorHome) -> None:
     for row in store.owned():
         if row.run_id in ordered:
             continue
-        if (process := _dead(row, home)) and store.run(row.run_id).status == row.status:
-            did = "simulated it" if row.source == "sim" else "was handing it over"
-            if row.status != "preparing" and home.simulation(row.run_id).exists():
-                if row.run_id in stopped:  # the process that would have carried it out has died
-                    end = RunStatusChanged(time.time(), "stopped", "stopped by a person after its process ended", 10)
-                    close_undriven(store, row.run_id, end)
-                    continue
-                waits = RunStatusChanged(time.time(), "waiting", f"{process}, which {did}, ended; {GO_ON}")
-                store.record(row.run_id, [waits] if row.status_text != waits.text else [])
-                continue
-            said = f"{process}, which {did}, ended first: nobody goes on with it"
-            close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said, 1))
+        with _dead(row, home) as process:
+            if process and store.run(row.run_id).status == row.status:
+                _end_of_dead(store, home, row, process, row.run_id in stopped)
     erase_ended(store, home)
 
 
-def _dead(row: RunRow, home: AggregatorHome) -> str | None:
-    """Return words for the process that owned the run if it has died, otherwise None."""
+def _end_of_dead(store: Store, home: AggregatorHome, row: RunRow, process: str, is_stopped: bool) -> None:
+    """Record what becomes of a run whose process has died; `process` names it."""
+    did, now = "simulated it" if row.source == "sim" else "was handing it over", time.time()
+    if row.status == "preparing" or not home.simulation(row.run_id).exists():
+        said = f"{process}, which {did}, ended first: nobody goes on with it"
+        close_undriven(store, row.run_id, RunStatusChanged(now, "failed", said, 1))
+    elif is_stopped:  # the process that would have carried it out has died
+        end = RunStatusChanged(now, "stopped", "stopped by a person after its process ended", 10)
+        close_undriven(store, row.run_id, end)
+    elif row.status_text != (said := f"{process}, which {did}, ended; {GO_ON}"):
+        store.record(row.run_id, [RunStatusChanged(now, "waiting", said)])
+
+
+@contextlib.contextmanager
+def _dead(row: RunRow, home: AggregatorHome) -> Iterator[str | None]:
+    """Yield words for the process that owned the run if it has died, otherwise None; hold its lock meanwhile."""
     path = home.owner(row.run_id)
-    if path.exists():
-        return dead_owner(path)
-    return "the process" if time.time() - row.created_at > UNOWNED_S else None
+    if not path.exists():
+        yield "the process" if time.time() - row.created_at > UNOWNED_S else None
+        return
+    process = dead_owner(path)
+    with contextlib.ExitStack() as lock:
+        if process:
+            try:
+                lock.enter_context(lock_file(path))
+            except Held:  # another process goes on with the run, or is recording its end
+                process = None
+        yield process
 
 
 def _evaluate_last(running: RunContext) -> None:

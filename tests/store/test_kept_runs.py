@@ -247,3 +247,24 @@ def test_the_number_of_an_invitation_is_not_given_twice_though_all_of_them_are_t
     assert [(row.id, row.name) for row in store.invitations.all()] == [(first.id, "")]
     (second,) = store.invitations.invite(names=["pi-2"], expires_s=60.0)
     assert second.id > first.id
+
+
+def test_the_numbers_of_alerts_and_refusals_are_not_given_twice_though_all_are_too_old(
+    store: Store, clock: VirtualClock
+):
+    """A message in a mailbox, or an open page, still names an alert by its number."""
+
+    def records_one() -> tuple[int, int]:
+        store.audit.note("enroll", "10.9.8.7", "it is full", "pi-1")
+        store.alerts.update([Condition("disk", "", "the disk is full", "")])
+        (alert,) = store.alerts.open()
+        store.alerts.update([])
+        with store._database.reading() as connection:
+            return alert.id, int(connection.execute(text("SELECT max(id) FROM refusal_notes")).scalar_one())
+
+    before = records_one()
+    clock.advance(10.0)
+    for _ in store.delete_expired(clock.wall()):
+        pass
+    assert not store.alerts.all() and not store.audit.notes()
+    assert all(new > old for new, old in zip(records_one(), before, strict=True))

@@ -29,7 +29,7 @@ class Alert(Base):
     """Holds an alert, and how far its two messages have come."""
 
     __tablename__ = "alerts"
-    __table_args__ = (Index(None, "closed_at"),)
+    __table_args__ = (Index(None, "closed_at"), {"sqlite_autoincrement": True})  # no number is given twice
 
     id: Mapped[int] = mapped_column(Counter, primary_key=True)
     kind: Mapped[str] = mapped_column(String(40))

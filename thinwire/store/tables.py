@@ -346,6 +346,7 @@ class Note(Base):
     """Holds a refusal of the device API with its reason, which the reply lacked; the last thousand are kept."""
 
     __tablename__ = "refusal_notes"
+    __table_args__ = ({"sqlite_autoincrement": True},)  # no number is given twice
 
     id: Mapped[int] = mapped_column(Counter, primary_key=True)
     at: Mapped[float]

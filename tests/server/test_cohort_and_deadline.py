@@ -63,6 +63,12 @@ def test_waiting_names_the_missing_and_the_unable() -> None:
     assert missing(plan(wait_for=2), ["a", "b"], {}) is None
 
 
+def test_waiting_says_that_fewer_devices_are_known_than_are_waited_for() -> None:
+    said = missing(plan(wait_for=5), ["a", "b"], {}, known=lambda: 3)
+    assert said == "waiting: 2 of 5 devices (only 3 are known: more have to join)"
+    assert missing(plan(wait_for=5), ["a", "b"], {}, known=lambda: 5) == "waiting: 2 of 5 devices"
+
+
 def test_waiting_says_something_of_few_devices_where_many_are_unable() -> None:
     said = missing(plan(wait_for=1), list("abcdefg"), dict.fromkeys("abcdefg", "is shy"))
     assert said == "waiting: 0 of 1 devices (a is shy; b is shy; c is shy; d is shy; e is shy; and 2 more)"

@@ -363,8 +363,8 @@ class RunContext:
     def waits_for(self) -> str | None:
         """Return the reason why the run waits for devices, or None if it does not."""
         begun, devices, unable = self.past.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
-        away = self.returning() if begun else ()
-        if absent := reconnect_text(away) if away else missing(self.plan, devices, unable, begun):
+        known, away = self.store.roster.count_known, self.returning() if begun else ()
+        if absent := reconnect_text(away) if away else missing(self.plan, devices, unable, begun, known):
             self.leases.wait_for_offline(self.run_id)
             return absent
         if refusal := self.leases.begin(self.run_id):

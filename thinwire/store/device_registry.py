@@ -69,6 +69,10 @@ class StoredRoster:
         """Return the names of the revoked devices, for a run that decides about replies."""
         return self._known().revoked
 
+    def count_known(self) -> int:
+        """Return the number of devices that are not revoked."""
+        return sum(row.state != "revoked" for row in self._known().rows.values())
+
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
         """Return the device with this key, or None."""
         row = self._known().rows.get(fingerprint)

@@ -41,9 +41,9 @@ from thinwire.core.events import (
     RunNoted,
     RunStatusChanged,
 )
-from thinwire.core.formatting import counted
+from thinwire.core.formatting import counted, duration
 from thinwire.core.log_file import Logbook, bounded_log
-from thinwire.core.run_events import is_sampled, without_sample
+from thinwire.core.run_events import DeletionPostponed, is_sampled, without_sample
 from thinwire.core.signals import ended_by_signals, until
 
 if TYPE_CHECKING:
@@ -105,9 +105,15 @@ class Reporter:
                     self._faults -= {fault for fault in self._faults if fault[0] == run_id}
                 before, self._statuses[run_id] = self._statuses.get(run_id), event.status
                 if event.status != before or event.status != "running":  # each round of a running run changes the text
-                    yield f"{event.status}{f': {event.text}' if event.text else ''}"
+                    told = () if event.text.startswith(event.status) else (event.status,)
+                    yield ": ".join(filter(None, (*told, event.text)))
             case RunNoted():
                 yield sentence(event.note)
+            case DeletionPostponed():
+                yield (
+                    f"the clock is {duration(event.ahead_s)} ahead of the last sign of life: nothing is deleted by age "
+                    "for an hour; if the clock is wrong, set it right now"
+                )
             case RoundClosed() if event.reason in NO_STEP:
                 came = "" if secret else f": {counted(len(event.aggregated) + len(event.dropped), 'update')}"
                 yield f"round {event.round} ended without a step ({event.reason}), after {event.seconds:.1f} s{came}"

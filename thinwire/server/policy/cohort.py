@@ -117,8 +117,16 @@ def _idle(
     return tuple(sorted(set(present) - set(reasons))), reasons
 
 
-def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], begun: bool = False) -> str | None:
+def missing(
+    plan: RunPlan,
+    present: Sequence[str],
+    unable: Mapping[str, str],
+    begun: bool = False,
+    known: Callable[[], int] = lambda: 0,
+) -> str | None:
     """Return a sentence about the devices that the run waits for, or None when a round can open.
+
+    `known` counts the devices that the aggregator knows: with too few of them, more have to join.
 
     Once the run has begun, `wait_for` no longer delays it: as many devices as the minimum of a round are enough. A
     round that selects fewer devices than `min_updates` requires could only end with too few replies, so it never opens.
@@ -141,8 +149,11 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
     notes = [f"missing {', '.join(absent)}"] if absent else []
     notes += [f"{device} {unable[device]}" for device in sorted(unable)[:SHOWN]]
     notes += [f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else []
+    least = min(want, updates_needed(plan, want)) if begun else want
+    if have < least and not absent and len(present) <= (count := known()) < least:
+        notes.insert(0, f"only {count} {'is' if count == 1 else 'are'} known: more have to join")
     noted = f" ({'; '.join(notes)})" if notes else ""
-    if have < (min(want, updates_needed(plan, want)) if begun else want):
+    if have < least:
         return f"waiting: {have} of {want} devices{noted}"
     if assignments < needs:
         there = counted(len(able), "device")

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.device_by_hand import Caller
 from tests.support.fleet_words import answer, answers_now, hello
 from tests.support.transport_doubles import Place, place
-from thinwire.core.errors import Refused, ThinwireError
+from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit, reply_to_bytes
 from thinwire.core.types import Failure
@@ -164,9 +164,9 @@ def test_a_waiting_pull_is_answered_when_the_device_api_closes(here: Place) -> N
 
 def test_a_taken_port_is_said_in_words(here: Place) -> None:
     port = int(here.fleet.address.rsplit(":", 1)[1])
-    with pytest.raises(ThinwireError, match="cannot listen on") as refused:
+    with pytest.raises(Unreachable, match="cannot listen on") as refused:
         FlowerFleet(here.roster, here.spool, port=port)
-    assert refused.value.exit_code == 1
+    assert refused.value.why == "the port is taken by another process"
     assert "--listen" in refused.value.hint
 
 

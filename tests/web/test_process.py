@@ -50,8 +50,9 @@ def test_it_ends_with_its_parent(store: Store):
 def test_a_port_that_is_taken_is_refused(store: Store):
     with serving(store.url) as served:
         ended = subprocess.run(command(store.url, served.address), capture_output=True, text=True, timeout=60)
-        assert ended.returncode == 2
-        assert ended.stderr.startswith(f"error: cannot listen on {served.address}\nwhy:   ")
+        assert ended.returncode == 4
+        why = "the port is taken by another process\ntry:   --listen "
+        assert ended.stderr.startswith(f"error: cannot listen on {served.address}\nwhy:   {why}")
 
 
 @pytest.mark.parametrize(

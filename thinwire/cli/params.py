@@ -6,7 +6,6 @@ for an aggregator; durations as 90s, 15m, 24h or 7d.
 
 from __future__ import annotations
 
-import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from thinwire.core.net import bind, host_port, is_loopback
+from thinwire.core.net import MOST_PORT, bind, host_port, is_loopback
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -98,8 +97,7 @@ def checked_plan(file: Path, sets: list[str] | None) -> RunPlan:
     return plan
 
 
-MOST = 65535
-PORTS = f"a port is 1 to {MOST}; 0 takes one that is free"
+PORTS = f"a port is 1 to {MOST_PORT}; 0 takes one that is free"
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Address:
         if not colon or not host or not port.lstrip("-").isdecimal():
             why = "an address of this machine and a port, with : between them"
             raise UsageError(f"{option} {text!r} is not HOST:PORT", why=why, hint=f"{option} 127.0.0.1:9090")
-        if port.startswith("-") or int(port) > MOST:
+        if port.startswith("-") or int(port) > MOST_PORT:
             raise UsageError(
                 f"{option} {text!r} has no port of that number", why=PORTS, hint=f"{option} {host}:9090, for instance"
             )
@@ -155,28 +153,8 @@ class Address:
 
     def require_free(self, option: str) -> Address:
         """Return this address with a port that is free now; `Unreachable` if binding fails."""
-        from thinwire.core.errors import Unreachable
-
-        try:
-            with bind(self.host, self.port) as tried:
-                return Address(self.host, tried.getsockname()[1])
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            raise Unreachable(
-                f"cannot listen on {self}",
-                why="the port is taken by another process" if taken else error.strerror or str(error),
-                hint=self._instead(option, error.errno),
-            ) from error
-
-    def _instead(self, option: str, code: int | None) -> str:
-        """Return the hint for an address that failed with errno `code`."""
-        if code == errno.EADDRINUSE:
-            other = Address(self.host, self.port + 1 if self.port < MOST else 0)
-            return f"{option} {other}, or stop the other process (thinwire aggregator status)"
-        if code == errno.EACCES:
-            return "a port from 1024 on, or a service of the machine: thinwire aggregator service install --system"
-        everywhere = f", or {option} 0.0.0.0:{self.port} for all of them" if option == "--listen" else ""
-        return f"an address of this machine{everywhere}"
+        with bind(self.host, self.port, option) as tried:
+            return Address(self.host, tried.getsockname()[1])
 
 
 def aggregator_url(text: str) -> str:

@@ -7,6 +7,7 @@ text of an invitation and the command to type from them, and from a secret that 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import re
@@ -18,8 +19,12 @@ from typing import Any, Final
 
 from thinwire.core.errors import NotFound, UsageError
 
+from thinwire.core.errors import Unreachable
+
 # The system probes a connection that is silent for 60 s, and ends one whose peer acknowledges nothing for 60 s.
 DEAD = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))  # s, s, -, ms
+
+MOST_PORT = 65535
 
 
 def host_port(host: str, port: int) -> str:
@@ -58,16 +63,37 @@ def neighbourhood(address: str) -> str:
     return str(ipaddress.ip_network((found, 64), strict=False))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address of this machine, with port 0 to a free one; raise `OSError` if it fails."""
+def bind(host: str, port: int, option: str) -> socket.socket:
+    """Return a socket bound to an address of this machine, with port 0 to a free one.
+
+    Raise `Unreachable` if that fails; `option` is the one that names the address.
+    """
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-    except OSError:
+    except (OSError, OverflowError) as error:
         made.close()
-        raise
+        code = getattr(error, "errno", None)
+        raise Unreachable(
+            f"cannot listen on {host_port(host, port)}",
+            why="the port is taken by another process"
+            if code == errno.EADDRINUSE
+            else getattr(error, "strerror", None) or str(error),
+            hint=_instead(host, port, option, code),
+        ) from error
     return made
+
+
+def _instead(host: str, port: int, option: str, code: int | None) -> str:
+    """Return the hint for an address that failed with errno `code`."""
+    if code == errno.EADDRINUSE:
+        other = host_port(host, port + 1 if port < MOST_PORT else 0)
+        return f"{option} {other}, or stop the other process (thinwire aggregator status)"
+    if code == errno.EACCES:
+        return "a port from 1024 on, or a service of the machine: thinwire aggregator service install --system"
+    everywhere = f", or {option} 0.0.0.0:{port} for all of them" if option == "--listen" else ""
+    return f"an address of this machine{everywhere}"
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -14,7 +14,7 @@ Beside the aggregator's lock it holds `dashboard.lock`, in which it writes its a
 dashboard. It does not need the aggregator: runs and devices stay readable while none is running.
 
 It prints `ready HOST:PORT` on stdout when it listens, and nothing else. It ends with 0 on SIGINT and SIGTERM. If the
-database or an argument is invalid, it ends with the exit code of that error, and if the port is in use, with 1.
+database or an argument is invalid, it ends with the exit code of that error, and if the port is in use, with 4.
 """
 
 from __future__ import annotations
@@ -88,12 +88,7 @@ def _serve(given: argparse.Namespace) -> int:
             hint="postgresql://USER@HOST/NAME, and the password in ~/.pgpass",
         )  # fmt: skip
     host, port = listen_address(given.listen, tls=bool(given.cert and given.key))
-    try:
-        listener = bind(host, port)
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host}:{port}", why=error.strerror or str(error), hint="another port: --listen HOST:PORT"
-        ) from error
+    listener = bind(host, port, "--listen")
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(given.database))
         if not is_loopback(host) and not store.users.has_admin():

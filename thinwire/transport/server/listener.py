@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -168,16 +167,7 @@ class Listener:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise `ThinwireError` with the reason if there is none."""
-    try:
-        made = bind(host, port)
-        made.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise ThinwireError(
-            f"cannot listen on {host}:{port}",
-            why=getattr(error, "strerror", None) or str(error),
-            hint="an address of this machine, or --listen 0.0.0.0:9090 for all of them"
-            if getattr(error, "errno", None) == errno.EADDRNOTAVAIL
-            else "another aggregator may run (thinwire aggregator status); or another port: --listen 127.0.0.1:0",
-        ) from error
+    """Return a listening socket; raise `Unreachable` with the reason if there is none."""
+    made = bind(host, port, "--listen")
+    made.listen(BACKLOG)
     return made

@@ -6,7 +6,7 @@ leaves the state before or after a commit, complete.
 
 `RunFolder` writes each commit at once. `WriteBehindRunFolder` may wait until `save` (`[local] durability = "exit"`),
 for slow SD cards. While state is unsaved, `held.json` stands for it on disk, with a sequence that no reply has reached.
-After a kill, the unsaved residual and the replies without an outcome are lost, and nothing else. The older state on
+After a kill, the unsaved residual, the personal values and the replies without an outcome are lost. The older state on
 disk is discarded, because it would count updates twice. The next process numbers its replies above the stored sequence,
 so that no id is used again.
 """

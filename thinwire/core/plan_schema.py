@@ -127,7 +127,26 @@ class CohortSection(Section):
     requires: Requires = Field(default=Requires(), description="what a device must have to be selected")
 
 
-class LocalSection(Section):
+class LearningRate(Section):
+    """Sets a learning rate and its schedule, of the clients or of the server."""
+
+    lr: Positive
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how lr falls over the run, step by step"
+    )
+    schedule_rounds: Count | None = Field(
+        default=None, description="rounds over which the schedule runs; left out: [run] rounds"
+    )
+    lr_warmup: Below1 = Field(default=0.0, description="share of the run over which lr rises to its value")
+    lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
+
+    @property
+    def moves(self) -> bool:
+        """Return True if the learning rate changes during the run."""
+        return self.schedule != "constant" or self.lr_warmup > 0
+
+
+class LocalSection(LearningRate):
     """Sets how a client trains between receiving a model and sending an update."""
 
     lr: Positive = Field(description="learning rate on the device")
@@ -153,14 +172,6 @@ class LocalSection(Section):
     )
     momentum: Below1 = Field(default=0.0, description="of sgd")
     weight_decay: NotNegative = Field(default=0.0, description="of the optimizer")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="how lr falls over the run, step by step"
-    )
-    schedule_rounds: Count | None = Field(
-        default=None, description="rounds over which the schedule runs; left out: [run] rounds"
-    )
-    lr_warmup: Below1 = Field(default=0.0, description="share of the run over which lr rises to its value")
-    lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
     clip_grad: Positive | None = Field(default=None, description="largest L2 norm of a step's gradient")
     prox: NotNegative = Field(default=0.0, description="FedProx's mu")
     buffers: Literal["average", "local", "frozen"] = Field(
@@ -174,13 +185,9 @@ class LocalSection(Section):
     )
     overlap: Overlap | None = Field(default=None, description="delayed averaging: train on while updates travel")
     durability: Literal["round", "exit"] = Field(
-        default="round", description="when a device's state is durable; exit: a kill costs its residual"
+        default="round",
+        description="when a device's state is durable; exit: a kill costs its residual and its personal values",
     )
-
-    @property
-    def moves(self) -> bool:
-        """Return True if the learning rate changes during the run."""
-        return self.schedule != "constant" or self.lr_warmup > 0
 
     @property
     def delay(self) -> int:
@@ -256,7 +263,7 @@ class DownlinkSection(Section):
         return self.codec.strip() != IDENTITY
 
 
-class ServerSection(Section):
+class ServerSection(LearningRate):
     """Sets how the aggregator turns updates into a new model."""
 
     threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
@@ -265,14 +272,6 @@ class ServerSection(Section):
     momentum: Below1 | None = Field(default=None, description="of fedavgm, fedadam, fedyogi (0.9) and fedadagrad (0)")
     beta2: Below1 | None = Field(default=None, description="of fedadam and fedyogi: how long squares are kept; 0.99")
     tau: Positive | None = Field(default=None, description="of fedadam, fedyogi, fedadagrad: smallest divisor; 0.001")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="how lr falls over the run, a step of the server at a time"
-    )
-    schedule_rounds: Count | None = Field(
-        default=None, description="rounds over which the schedule runs; left out: [run] rounds"
-    )
-    lr_warmup: Below1 = Field(default=0.0, description="share of the run over which lr rises to its value")
-    lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
     reduce: Spec = Field(
         default="mean",
         description="mean, or with all updates counting alike median, trimmed(b), krum(f), multi-krum(f, m), "
@@ -283,11 +282,6 @@ class ServerSection(Section):
         description="largest L2 norm of an update (divided by its normaliser); q0.9: that quantile of the norms of the "
         "last ten rounds, in the first round of its own",
     )
-
-    @property
-    def moves(self) -> bool:
-        """Return True if the server's learning rate changes during the run."""
-        return self.schedule != "constant" or self.lr_warmup > 0
 
 
 class Sections(Section):

@@ -77,7 +77,11 @@ def test_stored_runs_are_compared_too(thinwire, plan, home):
     assert [row["uplink.codec"] for row in found["rows"]] == ["identity", "fp16"], "as they were named"
     assert found["rows"][1]["payload_up"] < found["rows"][0]["payload_up"]
     assert found["differs"]["uplink.codec"] == {"tiny-1": "identity", "tiny-2": "fp16"}
-    assert "±" not in thinwire("runs", "compare", "tiny-1", "tiny-2", "--home", home).out
+    assert found["metric"] == "accuracy", "it was measured, and the plan names nothing else"
+    shown = thinwire("runs", "compare", "tiny-1", "tiny-2", "--home", home).out
+    assert "±" not in shown
+    header = shown.splitlines()[0].lower()
+    assert header.index("accuracy") < header.index("payload up") < header.index("uplink.codec")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -157,14 +157,14 @@ def compare_runs(
 ) -> RunsCompared:  # fmt: skip
     """Compare stored runs, named by id, unique prefix or `latest`; raise `NotFound` for one that is not there.
 
-    Bytes are those of `runs show`, seconds those of the rounds. Without `metric` it is that of the first run's plan.
+    Bytes are those of `runs show`, seconds those of the rounds. Without `metric` it is what the first run is judged by.
     Rounds are read only if `with_rounds`, or where a target or a link needs them.
     """
     runs = list({row.run_id: row for row in map(store.run, names)}.values())
     whole = with_rounds or target is not None or link != Link()
     cells = [_cell(store, row, whole) for row in runs]
     told = [dict(_flat(cell)) for cell in cells]
-    metric = metric or str(runs[0].plan["run"]["metric"])
+    metric = metric or judged_by(runs[0].plan, {name for row in runs for name in row.metrics})
     differ = _differing(told)
     settings = [
         {RUN: row.run_id, **{key: flat.get(key, NONE) for key in differ}} for row, flat in zip(runs, told, strict=True)
@@ -177,6 +177,20 @@ def compare_runs(
         [row for row in rows if row.settings[RUN] not in ended], [row for row in rows if row.settings[RUN] in ended],
         values,
     )  # fmt: skip
+
+
+def judged_by(plan: Mapping[str, Any], measured: Collection[str]) -> str:
+    """Return the metric by which a run is judged: that of its target, or of `best` if the plan names one, or accuracy.
+
+    The loss is left where no accuracy was measured.
+
+    >>> judged_by({"run": {"metric": "loss"}}, ["loss", "accuracy"]), judged_by({"run": {"metric": "loss"}}, ["loss"])
+    ('accuracy', 'loss')
+    """
+    run = plan["run"]
+    if target := run.get("target"):
+        return str(target["metric"])
+    return "accuracy" if run["metric"] == "loss" and "accuracy" in measured else str(run["metric"])
 
 
 def run_curves(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:

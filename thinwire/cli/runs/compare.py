@@ -78,13 +78,13 @@ def _of_group(name: str, metric: str, target: float | None, link: Link, home: Pa
     """Compare the simulated runs of a group by their settings."""
     from thinwire.cli.local_state import aggregator_home
     from thinwire.reports.comparison import compare as compared
-    from thinwire.reports.comparison import figures
+    from thinwire.reports.comparison import figures, judged_by
     from thinwire.reports.sweep_results import TrialStore
 
     cells = list(TrialStore.named(aggregator_home(home).sweeps, name).found().values())
     known = {metric for cell in cells for metric in cell.metrics}
     _require_measured(metric, known | {name for cell in cells for each in cell.rounds for name in each.metrics})
-    metric = metric or cells[0].plan.run.metric
+    metric = metric or judged_by(cells[0].made.plan, known)
     rows = compared(cells, metric, target, link)
     return rows, [], metric, {"metric": metric, "target": target, "rows": [figures(row) for row in rows]}
 
@@ -121,18 +121,19 @@ def _require_measured(metric: str, known: set[str]) -> None:
 
 
 def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
-    """Print the table of the compared settings."""
+    """Print the table of the compared settings; for stored runs, which have ids, their settings come last."""
     keys = list(rows[0].settings)
-    counted = "runs" if "run" not in keys else "status"  # a stored run has a row of its own
-    header: tuple[str, ...] = (*keys, counted, metric, "payload up", "times less", "payload down", "seconds")
+    is_stored = "run" in keys
+    header: tuple[str, ...] = ("status" if is_stored else "runs", metric, "payload up", "times less", "payload down")
+    header += ("seconds",)
     wanted = f"to {metric} {'at most' if metric == 'loss' else 'at least'} {target:g}" if target is not None else ""
     if target is not None:
         header += ("reached", "rounds to", "up to", "down to", "seconds to")
     cells = []
+    first, last = (["run"], [key for key in keys if key != "run"]) if is_stored else (keys, [])
     for row in rows:
-        settings = [_brief(key, value) for key, value in row.settings.items()]
         shown = [
-            *settings, _runs(row) if counted == "runs" else row.cells[0].status,
+            row.cells[0].status if is_stored else _runs(row),
             _pair(row.value, ".4f"), _size(row.payload_up), f"{row.ratio_up:.1f}" if row.ratio_up else "",
             _size(row.payload_down), _seconds(row.seconds),
         ]  # fmt: skip
@@ -140,10 +141,11 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
             shown += [f"{row.reached}/{row.runs}"]
             shown += [_pair(row.rounds_to, ".1f"), _size(row.up_to), _size(row.down_to), _seconds(row.seconds_to)]
             shown[-4:] = shown[-4:] if row.reached else ["never"] * 4
-        cells.append(shown)
+        settings = {key: _brief(key, value) for key, value in row.settings.items()}
+        cells.append([*map(settings.__getitem__, first), *shown, *map(settings.__getitem__, last)])
     if wanted:
         console.note(f"reached, and what follows it: {wanted}; mean and standard deviation over seeds")
-    console.table(header, cells, right=header[len(keys) :])
+    console.table((*first, *header, *last), cells, right=header)
 
 
 def _runs(row: Row) -> str:

@@ -31,6 +31,8 @@ def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: S
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator(".sentence")).to_contain_text("5 of 8 devices have answered")
     expect(page.locator("#rounds h2")).to_have_text("Round 12")
+    expect(page.locator(".progress")).to_contain_text(re.compile("about .* left"))
+    expect(page.locator("#time .spent .train")).to_have_attribute("title", re.compile("train .* s"))
     run.answer("pi-06", 1.2)
     expect(page.locator(".sentence")).to_contain_text("6 of 8 devices have answered")
     expect(page.locator(".gantt li.gantt-row.is-aggregated")).to_have_count(6)

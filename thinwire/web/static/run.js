@@ -16,7 +16,7 @@ import { useQuery } from "./query.js";
 import { Rounds } from "./rounds.js";
 import { Protection } from "./secure.js";
 import { address, merge } from "./view.js";
-import { Went } from "./went.js";
+import { Spent, Went } from "./went.js";
 
 const CLIENTS_MS = 1000; // between two reads of the clients' states
 const ORDERED = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running: ["pause", "stop"], paused: ["resume", "stop"] }; // status -> what a person may order
@@ -56,6 +56,7 @@ export const RunPage = ({ id, news }) => {
       ${run.why && html`
         <${Section} id="time" title="Where the time went" aside=${run.protection ? "by phase" : "along the slowest of each round"}>
           <p class="why">${run.why}</p>
+          <${Spent} stages=${run.stages} />
           <${Went} went=${run} />
         <//>`}
       <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
@@ -109,12 +110,13 @@ const Progress = ({ run, open, now }) => {
   const answered = open ? `${open.aggregated_count + open.arrived + open.dropped} of ${open.selected} answered, ${open.failed ? `${open.failed} failed, ` : ""}` : "";
   const since = open ? `open for ${seconds(Math.max(0, now - open.opened_at))}` : "";
   const buffered = run.plan.cohort?.mode === "buffered";
+  const left = run.status === "running" && run.seconds && run.rounds_closed ? (Math.max(0, run.rounds_total - run.version) * run.seconds) / run.rounds_closed : 0;
   const said = !open ? "" : buffered ? `round ${open.round}: ${since}` : `round ${open.round}: ${answered}${since}, deadline ${seconds(open.deadline_s)}`;
   return html`
     <div class="progress">
       <div class="meter" role="progressbar" aria-label="Steps made" aria-valuenow=${run.version} aria-valuemin="0" aria-valuemax=${run.rounds_total}>
         <i style=${{ width: `${share}%` }}></i></div>
-      <span class="faint">${said}</span>
+      <span class="faint">${[said, left && `about ${seconds(left)} left`].filter(Boolean).join("; ")}</span>
     </div>`;
 };
 

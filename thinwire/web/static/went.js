@@ -9,6 +9,12 @@ export const Went = ({ went, along, waited }) => {
     <p class="went faint">Where it went${along && `, along ${along}`}: ${listed(went.stages, more) || "it took no time"}.${exchange(went)}${uncounted && ` In the aggregator, which a simulation's clock does not count: ${uncounted}.`}</p>`;
 };
 
+/** The same as a bar, in the colours of the rounds' picture; the line under it has the numbers. */
+export const Spent = ({ stages }) => html`
+  <div class="spent" role="img" aria-label="Share of each stage in the time, as the line below lists them">
+    ${Object.entries(stages).filter(([, took]) => took > 0).map(([name, took]) => html`
+      <i key=${name} class=${`swatch ${name}`} style=${{ flexGrow: took }} title=${`${name} ${seconds(took)}`}></i>`)}</div>`;
+
 /** What took no time is left out; `more`: what stands behind a stage. */
 const listed = (stages, more) => Object.entries(stages).filter(([, took]) => took >= 0.005)
   .map(([name, took]) => `${name} ${seconds(took)}${more[name] ? ` (${more[name]})` : ""}`).join(" · ");

@@ -59,6 +59,7 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     assert found.keys() >= KEYS
     assert (found["clients"], found["rounds"], len(found["closed_reasons"])) == (4, 4, 4)
     assert found["uplink_ratio"] > 100
+    assert not found["dashboard_url"].endswith(":8080"), "the default ports stay for an aggregator of the user's own"
     assert (
         found["payload_up_bytes"] < found["wire_up_bytes"]
     )  # down, an assignment that was never answered has no wire bytes

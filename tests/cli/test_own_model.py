@@ -111,6 +111,23 @@ def test_check_says_what_is_wrong_with_a_task(thinwire, mine, code, said):
     assert answer.err.startswith("error: ")
 
 
+def test_a_simulation_shows_what_the_task_raised_and_stores_its_class_and_place_alone(thinwire, mine, home):
+    module = broken(mine, code="def loss(model, batch): raise ValueError('row 7\\nis empty')")
+    words = ("--task", f"mine={module}", "--clients", 2, "--set", "cohort.retry_limit=0")
+    said = thinwire("sim", mine / "plan.toml", *words, "--home", home)
+    assert said.code == 6
+    lines = said.err.splitlines()
+    at = next(number for number, line in enumerate(lines) if "task-error: ValueError at broken.py:2" in line)
+    assert lines[at + 1 : at + 3] == ["    ValueError: row 7", "    is empty"]
+    assert said.err.count("row 7") == 1, "of two clients that raised the same at the same place"
+    assert "row 7" not in thinwire("runs", "show", "latest", "--json", "--home", home).out
+
+
+def test_a_task_that_no_plan_names_is_called_as_its_file(thinwire, mine):
+    said = thinwire("task", "check", broken(mine, code="def model(): return 3"))
+    assert "model() of the task broken gave an int" in said.err
+
+
 @pytest.mark.parametrize("command", ["check", "sim"])
 def test_a_rule_for_tensors_that_the_model_does_not_have_is_refused_with_their_names(thinwire, mine, home, command):
     plan = mine / "plan.toml"

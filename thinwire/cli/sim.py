@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +27,7 @@ from thinwire.core.signals import INTERRUPTED, remembered
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
-    from thinwire.core.events import Event
+    from thinwire.core.events import ClientFailed, Event
     from thinwire.reports.sweep_results import Trial, TrialStore
     from thinwire.simulation.sweep import Progress
 
@@ -167,6 +167,7 @@ def simulated(
         console.note(f"warning: {made.left_out}")
     client = ClientInfo(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(hides_sample=plan.privacy.sampling_rate is not None), list[str]()
+    raised = set[str]()  # classes and places of errors of the task that were printed with their text
     with opened(home, read_only=False, create=True) as store, screen() as (tell, show), remembered() as look:
         params, buffers, counters = first_model(store, home, plan, file, made)
 
@@ -185,7 +186,8 @@ def simulated(
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, client=client, debug=debug,
                 first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
-                on_begin=on_begin, processes=processes, spec=spec, keeps=keeps,
+                on_begin=on_begin, on_error=partial(_tell_error, raised, tell), processes=processes, spec=spec,
+                keeps=keeps,
             )  # fmt: skip
         except KeyboardInterrupt:
             if keeps and begun:
@@ -202,9 +204,16 @@ def simulated(
             _end(store, begun, "failed", f"the task raised {type(error).__name__}", TASK_RAISED)
             return run_document(store, begun[0]), TASK_RAISED
         tell(f"{begun[0]} {teller.status}: {teller.text}")
-        if any(kind == "task-error" for kind, _ in teller.faults):
-            tell("where in the task that was: the same command with --debug")
+        if raised:
+            tell("the whole traceback of the task's error: the same command with --debug")
         return run_document(store, begun[0]), store.run(begun[0]).exit_code
+
+
+def _tell_error(raised: set[str], tell: Callable[[str], None], event: ClientFailed, said: str) -> None:
+    """Print the class and the text of an error of the task, once for each class and place: the user owns the data."""
+    if said and event.kind == "task-error" and event.text not in raised:
+        raised.add(event.text)
+        tell(f"    {said}".replace("\n", "\n    "))
 
 
 def _end(store: Any, begun: list[str], status: Any, text: str, code: int) -> None:

@@ -8,6 +8,7 @@ one that `--set` names.
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.params import Data, Json
 from thinwire.core.formatting import duration, figure, figures, size
+from thinwire.core.plan_values import TASK_NAME
 
 if TYPE_CHECKING:
     from thinwire.client.task import LoadedTask
@@ -100,7 +102,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     from thinwire.core import RunPlan
     from thinwire.reports.secure_rounds import round_cost, uplink_text, upload_s
 
-    read = RunPlan.load(plan) if plan else RunPlan.parse('[run]\ntask = "task"\n[local]\nlr = 0.01')
+    read = RunPlan.load(plan) if plan else RunPlan.parse(f'[run]\ntask = "{_name_of(module)}"\n[local]\nlr = 0.01')
     if refused := read.check(codecs):
         raise refused[0].error()
     task = load_task(module if "=" in module else f"{read.run.task}={module}")
@@ -111,6 +113,17 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
         found |= {"codec": codec, "up_bytes": cost["up_bytes"]}
     uploads = upload_s(found["up_bytes"])
     return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}
+
+
+def _name_of(module: str) -> str:
+    """Return the name of a task that no plan names: what stands before =, else that of its file.
+
+    >>> _name_of("ecg=heart.py"), _name_of("bad/key.py"), _name_of("pkg.ecg"), _name_of("a b.py")
+    ('ecg', 'key', 'ecg', 'task')
+    """
+    named, equals, _ = module.partition("=")
+    found = named if equals else Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
+    return found if re.fullmatch(TASK_NAME, found) else "task"
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from thinwire.client.train import errors
 from thinwire.client.train.errors import BadUsage, NotFinite, Wrong
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate, TaskError, ThinwireError, UsageError
 from thinwire.core.formatting import plain
-from thinwire.core.statedir import write_atomically
+from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Assignment, Failure
 
 LAST_ERROR = "last-error.txt"
@@ -82,7 +82,22 @@ def remember(folder: Path, error: BaseException, what: str) -> None:
     """Keep the traceback of the latest error, where only this device's owner reads it."""
     lines = [plain(line.expandtabs()) for line in "".join(traceback.format_exception(error)).split("\n")]
     text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n\n" + "\n".join(lines)
-    write_atomically(folder / LAST_ERROR, text.encode(errors="replace"))
+    write_atomically(private_folder(folder) / LAST_ERROR, text.encode(errors="replace"))
+
+
+def recalled(folder: Path) -> str:
+    """Return the class and the text of the error that `remember` kept in a folder, without the traceback; "" if none.
+
+    Only this device's owner may see it.
+    """
+    try:
+        lines = (folder / LAST_ERROR).read_text(errors="replace").rstrip().split("\n")
+    except OSError:
+        return ""
+    after = max((number + 1 for number, line in enumerate(lines) if line.startswith('  File "')), default=2)
+    while lines[after:] and lines[after].startswith("    "):  # the code of the frame
+        after += 1
+    return "\n".join(lines[after:])
 
 
 def named(wrong: Wrong) -> ThinwireError:

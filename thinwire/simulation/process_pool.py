@@ -26,6 +26,8 @@ from thinwire.core.plan import digest_of
 from thinwire.simulation.client_pool import Answered, ClientPopulation
 
 DEATHS = 2  # of workers over one reply: the second one is no coincidence
+# `-m` would import this module twice, because its package imports it, and warn of that.
+BEGIN = f"from {__name__} import begin; begin()"
 GRACE_S = 5.0  # for a worker to end by itself
 
 Key = tuple[int, str]  # client, id of the assignment
@@ -54,7 +56,7 @@ class Worker:
         self.job: Job | None = None
         self.plans: set[str] = set()  # digests of the plans that it was given
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "thinwire.simulation.process_pool", str(theirs.fileno()), str(read)],
+            [sys.executable, "-c", BEGIN, str(theirs.fileno()), str(read)],
             pass_fds=(theirs.fileno(), read),
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C interrupts this process only, which ends the others
@@ -185,6 +187,11 @@ class ProcessExecutor:
         self._queue.appendleft(job)
 
 
+def begin() -> None:
+    """Run a worker with the two descriptors of its command line."""
+    main(Connection(int(sys.argv[1])), int(sys.argv[2]))
+
+
 def main(connection: Connection, lifeline: int) -> None:
     """Run a worker: execute jobs from `connection` until the process that started it closes it or ends."""
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
@@ -216,7 +223,3 @@ def _end_with(lifeline: int) -> None:
     """End this process when its lifeline breaks, whatever it is doing: nothing waits for its work."""
     os.read(lifeline, 1)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])), int(sys.argv[2]))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.aggregation import Reduction, ServerOptimizer, optimizers, reductions
+from thinwire.client.errors import recalled
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
@@ -34,7 +35,7 @@ from thinwire.client.train.errors import note_signals
 from thinwire.client.train.module import build, keep_generators
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import PlanError, TaskError, TooFewClients, UsageError
-from thinwire.core.events import ENDED, Evaluated, Event, RoundClosed
+from thinwire.core.events import ENDED, ClientFailed, Evaluated, Event, RoundClosed
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
@@ -176,6 +177,7 @@ def run_sim(
     first: Initial | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_begin: Callable[[str], None] = lambda run_id: None,
+    on_error: Callable[[ClientFailed, str], None] = lambda event, text: None,
     processes: int = 1,
     spec: str = "",
     step_s: Sequence[float] = (),
@@ -185,7 +187,8 @@ def run_sim(
 
     `client` holds data, split, seed and compute device of all clients. With `debug`, an exception of the task is raised
     where it happens. Without, it is a failure of the client, as on a device. With several `processes`, each of them
-    loads the task from `spec`.
+    loads the task from `spec`. `on_error` gets each failure with the class and the text of its error, which may hold
+    data and are recorded nowhere; it follows `on_event`.
 
     With `keeps`, the run outlives this process (kept.py), and an unfinished one of the same plan and clients goes on.
     """
@@ -246,8 +249,14 @@ def run_sim(
         simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
         holdout = SimulatedHoldout.of(plan, task, client, store, home, run_id)
+
+        def heard(event: Event) -> None:
+            on_event(event)
+            if isinstance(event, ClientFailed):
+                on_error(event, recalled(crowd.folder / event.device))
+
         row = drive(
-            run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event,
+            run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=heard,
             holdout=holdout,
         )  # fmt: skip
         if kept and row.status in ENDED:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 START_S = 60.0
 END_S = 10.0
+STARTS = 3  # a port may be taken between the look and the start
 
 
 class Crowd:
@@ -41,11 +42,14 @@ class Crowd:
         self.close()
 
     def aggregator(self) -> dict[str, Any]:
-        """Start the aggregator on the default ports, or on others if they are in use, and return its description."""
+        """Start the aggregator on free ports, and return its description.
+
+        The default ports stay for an aggregator of the user's own: its clients would join this one there.
+        """
         from thinwire.core.errors import ThinwireError
 
-        for api, dashboard in ((9090, 8080), (0, 0), (0, 0)):  # a port may be taken between the look and the start
-            listen, at = (free(Address("127.0.0.1", port)) for port in (api, dashboard))
+        for _ in range(STARTS):
+            listen, at = (Address("127.0.0.1", 0).require_free("--listen") for _ in range(2))
             self._start("aggregator", ["aggregator", "start", "--listen", str(listen), "--dashboard", str(at)])
             until(lambda: self._is_up(self._running["aggregator"]), START_S)
             about = alive(self.home)
@@ -106,16 +110,6 @@ class Crowd:
     def log(self, name: str) -> Path:
         """Return the log file of a process."""
         return self.home / f"{name}.log"
-
-
-def free(wanted: Address) -> Address:
-    """Return the address, or one with a port that the system picks if it is in use."""
-    from thinwire.core.errors import ThinwireError
-
-    try:
-        return wanted.require_free("--listen")
-    except ThinwireError:
-        return Address(wanted.host, 0).require_free("--listen")
 
 
 STEP_S = "DIGITS_STEP_S"  # the variable by which the example's task sleeps in each step

@@ -181,11 +181,14 @@ def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, l
         os.utime(lock, (run.opened_at + 10.0, run.opened_at + 10.0))
         expect(page.get_by_role("alert")).to_contain_text(re.compile(r"not running since \d\d:\d\d:\d\d\."))
         expect(page.locator(".progress")).to_contain_text("open for 10 s,")
+        for action in ("Pause", "Stop"):
+            expect(page.get_by_role("button", name=action, exact=True)).to_be_disabled()
         expect(page.locator(".legend")).to_contain_text("nothing goes on since then")
         assert axe(page) == []
         with hold(lock, {}):
             expect(page.locator(".beat")).to_have_text("live")
             expect(page.get_by_role("alert")).to_have_count(0)
+            expect(page.get_by_role("button", name="Pause", exact=True)).to_be_enabled()
     expect(page.get_by_role("alert")).to_contain_text("What you see is as of")
     finish(run)
     with hold(lock, {}), serving(store.url, served.address):

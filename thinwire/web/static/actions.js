@@ -6,7 +6,8 @@ import { Refusal } from "./parts.js";
 
 const TAG = "[a-z0-9\\-]{1,32}";
 
-export const Actions = ({ run }) => {
+/** `gone`: no aggregator runs that would carry an order out. */
+export const Actions = ({ run, gone }) => {
   const [dialog, open] = useState(null); // the dialog that is open
   const [said, say] = useState("");
   const [error, fail] = useState(null);
@@ -26,7 +27,7 @@ export const Actions = ({ run }) => {
     }
   };
   const close = () => open(null);
-  const item = (name, act, tone = "") => html`<li><button type="button" class=${`tool ${tone}`} onClick=${(event) => {
+  const item = (name, act, tone = "", disabled = false) => html`<li><button type="button" class=${`tool ${tone}`} disabled=${disabled} onClick=${(event) => {
     event.target.closest("details").open = false;
     act();
   }}>${name}</button></li>`;
@@ -34,11 +35,11 @@ export const Actions = ({ run }) => {
     <details class="actions">
       <summary class="tool">More</summary>
       <ul>
-        ${!over && run.source === "devices" && run.status !== "preparing" ? item("Stop after the round", () => send("stop-after-round", null, "it stops when its round closes")) : null}
-        ${over && run.source === "devices" ? item("Add rounds…", () => open("extend")) : null}
+        ${!over && run.source === "devices" && run.status !== "preparing" ? item("Stop after the round", () => send("stop-after-round", null, "it stops when its round closes"), "", gone) : null}
+        ${over && run.source === "devices" ? item("Add rounds…", () => open("extend"), "", gone) : null}
         ${item("Tags…", () => open("tags"))}
         ${over ? item(run.archived_at ? "Take out of the archive" : "Archive", () => send(run.archived_at ? "unarchive" : "archive", null, run.archived_at ? "it is in the lists again" : "archived")) : null}
-        ${over && may("admin") ? item("Delete…", () => open("delete"), "bad") : null}
+        ${over && may("admin") ? item("Delete…", () => open("delete"), "bad", gone) : null}
       </ul>
     </details>
     ${said && html`<span class="faint" role="status">${said}</span>`}

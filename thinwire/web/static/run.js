@@ -42,11 +42,12 @@ export const RunPage = ({ id, news }) => {
   }, [data?.run.run_id, data?.run.status]);
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const { run, opened, lines, devices, service } = data;
+  const gone = news.aggregator === "gone" || !news.reached;
   return html`
     <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
-    <${Head} run=${run} lines=${lines} still=${stoodStill(news)} />
+    <${Head} run=${run} lines=${lines} still=${stoodStill(news)} gone=${gone} />
     ${run.status === "waiting" || (!opened && !ENDED.includes(run.status))
-      ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${news.aggregator === "gone" || !news.reached} />` : null}
+      ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${gone} />` : null}
     ${opened ? html`
       <div class="grid">
         ${measures(run) || !run.privacy ? html`<${Learning} ...${data} news=${news} />` : html`<${Privacy} ...${data} news=${news} />`}
@@ -67,7 +68,7 @@ export const RunPage = ({ id, news }) => {
     <${Journal} id=${run.run_id} />`;
 };
 
-const Head = ({ run, lines, still }) => {
+const Head = ({ run, lines, still, gone }) => {
   const open = lines.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
   const now = useTime(going, still);
@@ -77,8 +78,8 @@ const Head = ({ run, lines, still }) => {
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
       <${Status} status=${run.status} />
       ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}
-      ${may("operator") && ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} />`)}
-      ${may("operator") && html`<${Actions} run=${run} />`}
+      ${may("operator") && ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} gone=${gone && run.source === "devices"} />`)}
+      ${may("operator") && html`<${Actions} run=${run} gone=${gone} />`}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     ${run.warning && html`<div class="notice bad" role="alert"><${Icon} name="alert" /><div><strong>${run.warning}</strong></div></div>`}
@@ -120,8 +121,11 @@ const Progress = ({ run, open, now }) => {
     </div>`;
 };
 
+/** Without an aggregator nobody carries an order out. */
+const NOBODY = "The aggregator is not running";
+
 /** A second click confirms a stop, because it is final. */
-const Order = ({ id, verb }) => {
+const Order = ({ id, verb, gone }) => {
   const [state, setState] = useState("idle");
   const name = verb[0].toUpperCase() + verb.slice(1);
   const order = async () => {
@@ -135,7 +139,7 @@ const Order = ({ id, verb }) => {
       <button type="button" class="tool" onClick=${() => setState("idle")}>Keep</button></span>`;
   }
   if (state !== "idle" && state !== "sent") return html`<span class="bad-text" role="alert">${state}</span>`;
-  return html`<button type="button" class="tool" disabled=${state === "sent"} onClick=${verb === "stop" ? () => setState("confirm") : order}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
+  return html`<button type="button" class="tool" disabled=${gone || state === "sent"} title=${gone ? NOBODY : ""} onClick=${verb === "stop" ? () => setState("confirm") : order}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
 };
 
 const Waiting = ({ run, devices, service, gone }) => html`

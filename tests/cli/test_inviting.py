@@ -11,7 +11,7 @@ import pytest
 from tests.support.cli_story import KEY
 from thinwire.cli.local_state import operator
 from thinwire.core.fleet import Joining
-from thinwire.core.net import COLUMNS
+from thinwire.core.invitation import COLUMNS
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 

@@ -16,7 +16,7 @@ from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place, drawn_invitation, place
 from thinwire.client.privacy_ledger import FILE, Booking, DeviceLedger
 from thinwire.core.fleet import population_key
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.core.statedir import client_home, hold
 
 TASK = ["--task", "digits=examples/digits/task.py"]

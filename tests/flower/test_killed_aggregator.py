@@ -19,7 +19,7 @@ from tests.support.processes import environment
 from tests.support.proxy import Proxy, proxy
 from tests.transport.test_cuts import BESIDE, SENT_TWICE, SIZE, assignment_of, file_of, header_of, pulled, pushed
 from thinwire.core.fleet import Delivery
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import device_key
 from thinwire.transport.device.link import HttpsLink

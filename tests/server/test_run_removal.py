@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.crashes import Fate, Killed
 from tests.support.several_runs import Site, steady
-from thinwire.cli.aggregator.reporting import Reporter
+from thinwire.cli.aggregator.serve import Reporter
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import RoundClosed
 from thinwire.core.run_events import DeletionPostponed

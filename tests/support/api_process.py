@@ -22,7 +22,7 @@ from tests.support.callers import TlsPlace, tls_place
 from tests.support.fleet_words import PATIENCE_S, answer, envelope, hello, polled, written
 from tests.support.processes import environment
 from thinwire.core.errors import Unreachable
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.core.types import ReplyHeader
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import device_key

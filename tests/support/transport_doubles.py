@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.core.errors import NotInvited, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.core.serialization import arrived_from_bytes, arrived_to_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.flower import FlowerFleet

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.transport_doubles import drawn_invitation
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.core.net import SYSTEM, Invitation
+from thinwire.core.invitation import SYSTEM, Invitation
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol.certificates import chains, make_ca, make_leaf, pin_of, server_name
 from thinwire.transport.server.tls import InternalCA, OperatorCertificate

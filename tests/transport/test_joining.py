@@ -16,7 +16,7 @@ from tests.support.certificates import Authority
 from tests.support.proxy import proxy
 from tests.support.transport_doubles import Place, drawn_invitation, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.transport.device.enroll import EnrollmentResult, join
 from thinwire.transport.device.identity import ServerClock, Trust, device_key
 from thinwire.transport.device.link import HttpsLink

@@ -22,7 +22,7 @@ from tests.support.transcript import GOLDEN, Exchange, Meaning, Transcript, head
 from tests.support.transport_doubles import Place
 from tests.transport.write_transcript import recorded_place, until_taken
 from thinwire.core.fleet import ClientConnected
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.core.protocol import SPOKEN
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.transport.device.enroll import join, trust_of

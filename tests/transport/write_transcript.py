@@ -20,7 +20,7 @@ from tests.support import recorded_session as session
 from tests.support.transcript import GOLDEN, Exchange, Transcript, header_of, length_of
 from tests.support.transport_doubles import Place, place
 from thinwire.core.clock import VirtualClock
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.core.types import PROTOCOL
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import Trust, device_key

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from thinwire.core.errors import Refused
-from thinwire.core.net import InviteAddress
+from thinwire.core.invitation import InviteAddress
 from thinwire.store import Store
 from thinwire.web import device_queries as say
 from thinwire.web import device_schemas as models

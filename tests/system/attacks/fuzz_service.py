@@ -30,7 +30,7 @@ from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import TaskReport
-from thinwire.core.net import Invitation
+from thinwire.core.invitation import Invitation
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, ReplyHeader, Vector
 from thinwire.server.submit import submit

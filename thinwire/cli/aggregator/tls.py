@@ -18,7 +18,8 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Address, Home, Json
-from thinwire.core.net import INVITE, is_ip_address, is_loopback
+from thinwire.core.invitation import INVITE
+from thinwire.core.net import is_ip_address, is_loopback
 
 if TYPE_CHECKING:
     from thinwire.transport.protocol.certificates import Chain

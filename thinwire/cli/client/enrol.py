@@ -24,7 +24,7 @@ from thinwire.core import formatting
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from thinwire.core.net import Invitation
+    from thinwire.core.invitation import Invitation
     from thinwire.transport.device.identity import Trust
 
 
@@ -148,7 +148,7 @@ def read(given: str | None) -> Invitation:
     `UsageError` if none of them has one.
     """
     from thinwire.core.errors import UsageError
-    from thinwire.core.net import Invitation
+    from thinwire.core.invitation import Invitation
 
     text = given if given not in (None, STDIN) else os.environ.get(VARIABLE)
     if text is None and given == STDIN:
@@ -178,7 +178,7 @@ def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
 def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | None) -> None:
     """Raise `ThinwireError` if the invitation is of another aggregator than the joined one."""
     from thinwire.core.errors import ThinwireError
-    from thinwire.core.net import SYSTEM
+    from thinwire.core.invitation import SYSTEM
 
     if invitation.pin not in (SYSTEM if trust.system else "", *trust.pins):
         raise ThinwireError(

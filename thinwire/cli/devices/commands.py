@@ -110,7 +110,7 @@ def invite(
     from thinwire.cli.local_state import aggregator_home, opened, operator
     from thinwire.cli.params import parse_duration
     from thinwire.core.errors import UsageError
-    from thinwire.core.net import InviteAddress
+    from thinwire.core.invitation import InviteAddress
 
     if listed or withdraw is not None:
         if (listed and withdraw is not None) or count is not None or names or out or by_hand:

@@ -18,7 +18,7 @@ from thinwire.cli import console
 from thinwire.core import formatting
 from thinwire.core.equipment import GIB
 from thinwire.core.formatting import duration, speed
-from thinwire.core.net import COLUMNS, InviteAddress
+from thinwire.core.invitation import COLUMNS, InviteAddress
 
 if TYPE_CHECKING:
     from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, Invited, MeasureRow, RefusalNote

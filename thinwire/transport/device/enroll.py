@@ -19,7 +19,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable, UsageError
-from thinwire.core.net import SYSTEM, Invitation
+from thinwire.core.invitation import SYSTEM, Invitation
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.device.connect import Address, unverified
 from thinwire.transport.device.http_client import Connection, HttpRequest, PollingReader, everything, finish

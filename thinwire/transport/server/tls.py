@@ -27,7 +27,8 @@ from typing import Protocol
 from cryptography import x509
 
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.core.net import SYSTEM, is_ip_address
+from thinwire.core.invitation import SYSTEM
+from thinwire.core.net import is_ip_address
 from thinwire.core.statedir import keep_private, private_folder, write_atomically
 from thinwire.transport.protocol.certificates import (
     STATE,

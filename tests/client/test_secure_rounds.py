@@ -81,8 +81,8 @@ def test_metrics_are_summed_with_their_counts_in_units_of_their_bounds(tmp_path)
     assert min(one["eval/loss"][0] / one["eval/loss"][1] for one in metrics) > 0.25
     assert found["loss"] == sum(counts) << METRIC_BITS
     assert (found["loss/count"], found["accuracy/count"]) == (sum(counts), sum(counts))
-    wanted = [round(mean * 2**METRIC_BITS) * count for mean, count in zip(accuracies, counts, strict=True)]
-    assert found["accuracy"] == sum(wanted)
+    wanted = sum(mean * count * 2**METRIC_BITS for mean, count in zip(accuracies, counts, strict=True))
+    assert abs(found["accuracy"] - wanted) < len(counts)  # each is rounded at random
 
 
 @pytest.mark.parametrize(("steps", "fits"), [(1, 4), (40, 0)])

@@ -89,6 +89,11 @@ ROWS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]] = {
         {"run": {"evaluate": "clients", "metric": "weight"}, "secure": {"metrics": {"weight": 1.0}}},
         {"run": {"evaluate": "clients", "metric": "sick_auc"}, "secure": {"histograms": ["sick"]}},
     ),
+    "[secure] with a metric or a histogram of the name 'sick/0/5'": (
+        {"run": {"evaluate": "clients", "metric": "sick_auc"},
+         "secure": {"metrics": {"sick/0/5": 1.0}, "histograms": ["sick"]}},
+        {"run": {"evaluate": "clients", "metric": "sick_auc"}, "secure": {"histograms": ["sick"]}},
+    ),
     "[secure] with a metric or a histogram of the name 'sick_auc'": (
         {"run": {"evaluate": "clients", "metric": "sick_auc"},
          "secure": {"metrics": {"sick_auc": 1.0}, "histograms": ["sick"]}},

@@ -117,7 +117,7 @@ def test_under_masks_histograms_and_metrics_of_training_come_as_sums_and_no_clie
     assert [row.reason for row in hidden.rounds] == ["all"] * 3, hidden.failures
     assert {"sick_auc", "sick_f1", "loss", "largest"} == set(hidden.run.metrics0)
     wanted = {name: clear.run.metrics0[name] for name in hidden.run.metrics0}
-    assert hidden.run.metrics0 == pytest.approx(wanted, abs=1e-6), "both of version 0"
+    assert hidden.run.metrics0 == pytest.approx(wanted, abs=2e-3), "both of version 0"
     assert hidden.rounds[1].metrics.keys() == hidden.run.metrics0.keys()
     assert [row.train_metrics for row in hidden.rounds] == [{"depth": pytest.approx(number)} for number in (1, 2, 3)]
     assert [row.spread for row in hidden.rounds] == [{}] * 3

@@ -271,7 +271,7 @@ class SecureRounds:
                 self.forget(assignment.assignment_id)
                 raise CannotReply(FAILED, "lattice", f"left the round: {error}") from error
             fits = one.lattice.fits(points, self.identity.rng())
-            made = client_scalars(job.plan.secure, found.header.metrics, found.header.histograms)
+            made = client_scalars(job.plan.secure, found.header.metrics, found.header.histograms, self.identity.rng())
             made |= {"weight": points.weight, "fits": fits}
             scalars = [made[name] for name in one.participant.terms.scalars]
             vectors = self._masked(assignment.assignment_id, points, scalars)

@@ -129,7 +129,8 @@ def _secure_evaluation(plan: Sections) -> list[Rule]:
 def _odd_names(secure: SecureSection) -> list[str]:
     """Return the names of metrics and histograms that two numbers of a sum would have, or that no metric has."""
     own, made = {"weight", "fits"}, set(names_of(secure.histograms))
-    odd = [name for name in secure.metrics if name in own | made or name.endswith("/count")]
+    bins = tuple(f"{name}/{label}/" for name in secure.histograms for label in (0, 1))
+    odd = [name for name in secure.metrics if name in own | made or name.endswith("/count") or name.startswith(bins)]
     odd += [name for name in secure.histograms if "/" in name or secure.histograms.count(name) > 1]
     names = [*secure.metrics, *secure.histograms]
     most = {**dict.fromkeys(secure.metrics, MAX_METRIC_LETTERS), **dict.fromkeys(secure.histograms, MAX_LETTERS)}

@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 LEAST_CLIENTS = 3  # of two clients, each could subtract its own update from the sum
 SCALAR_BITS = 63  # weights and metrics are summed in lanes of 64 bits, with a sign
 ROTATED = 65_536  # values of a block where [secure] rotate = true: an outlier is spread over the whole block
-METRIC_BITS = 24  # a metric is summed as round(value / bound * 2^24), times the client's weight
+METRIC_BITS = 10  # a metric is summed in units of bound / 2^10; finer ones would tell which clients' numbers sum
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """The metrics of a secure round: the scalars of a client's masked vector, and the metrics of their sums.
 
-A metric NAME of `[secure] metrics` has two scalars: NAME is the client's mean in units of bound / 2^METRIC_BITS,
-clipped to the bound, times NAME/count, the examples behind it. A name that begins with `train/` is a metric of
-training, any other one of evaluation.
+A metric NAME of `[secure] metrics` has two scalars: NAME is the client's mean, clipped to the bound, times NAME/count,
+the examples behind it, in units of bound / 2^METRIC_BITS. A name that begins with `train/` is a metric of training, any
+other one of evaluation. A fraction of an example does not count.
 
-A histogram NAME of `[secure] histograms` has a scalar for each count of `evaluate(model, data)`, in units of
-2^-METRIC_BITS: NAME/0/BIN of the negative and NAME/1/BIN of the positive examples. From their sums follow NAME_auc and
-NAME_f1.
+A histogram NAME of `[secure] histograms` has a scalar for each count of `evaluate(model, data)`: NAME/0/BIN of the
+negative and NAME/1/BIN of the positive examples. From their sums follow NAME_auc and NAME_f1.
 
-Invariant: a client counts at most `weight_max` examples in each of them, as its update does. A larger test set counts
-by its shares.
+A sum that is exact to many digits has few summands that fit it: the sum of three accuracies to 24 bits has one, for who
+knows how many examples the clients have. So a mean is rounded at random to a grid of 2^-10 of its bound, which most
+combinations of clients reach, and a histogram has whole examples of all clients alike.
+
+Invariant: a client counts at most `weight_max` examples in each of them, as its update does. Of a larger test set it
+draws that many for the histogram. The draws and the rounding are the client's secret.
 """
 
 from __future__ import annotations
@@ -17,14 +20,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thinwire.core.score_histogram import MAX_BINS, MEASURED, TRAINED, Histograms, values
 from thinwire.core.secure_numbers import METRIC_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
     from thinwire.core.plan import RunPlan
     from thinwire.core.plan_values import SecureSection
+    from thinwire.core.prng import SecretRng
     from thinwire.core.types import Metrics
 
 UNIT = 1 << METRIC_BITS
@@ -43,7 +51,7 @@ def scalar_names(secure: SecureSection) -> tuple[str, ...]:
     return (*pairs, *(bin_ for name in sorted(secure.histograms) for row in _bins(name) for bin_ in row))
 
 
-def client_scalars(secure: SecureSection, metrics: Metrics, histograms: Histograms) -> dict[str, int]:
+def client_scalars(secure: SecureSection, metrics: Metrics, histograms: Histograms, rng: SecretRng) -> dict[str, int]:
     """Return a client's scalars by name: whole numbers that sum. They are 0 for what the client lacks, or is NaN.
 
     `metrics` and `histograms` are those of a reply's header in the clear.
@@ -53,14 +61,30 @@ def client_scalars(secure: SecureSection, metrics: Metrics, histograms: Histogra
         total, count = metrics.get(_in_header(name), (0.0, 0.0))
         mean, counted = total / count if count else math.nan, min(int(count), secure.weight_max)
         counted = 0 if math.isnan(mean) else counted
-        made[name] = round(min(max(mean / bound, -1.0), 1.0) * UNIT) * counted if counted else 0
+        made[name] = _rounded(min(max(mean / bound, -1.0), 1.0) * counted * UNIT, rng) if counted else 0
         made[f"{name}/count"] = counted
     for name in secure.histograms:
-        counts: Sequence[Sequence[int]] = histograms.get(name) or ([0] * MAX_BINS, [0] * MAX_BINS)
-        unit = UNIT * secure.weight_max // max(secure.weight_max, sum(map(sum, counts)))
-        for names, row in zip(_bins(name), counts, strict=True):
-            made |= {bin_: one * unit for bin_, one in zip(names, row, strict=True)}
+        counts = np.array(histograms.get(name) or np.zeros((2, MAX_BINS)), np.int64)
+        drawn = _drawn(counts.reshape(-1), secure.weight_max, rng)
+        made |= {bin_: int(one) for bin_, one in zip([*_bins(name)[0], *_bins(name)[1]], drawn, strict=True)}
     return made
+
+
+def _rounded(value: float, rng: SecretRng) -> int:
+    """Return one of the two nearest whole numbers at random, so that the mean is the value."""
+    below = math.floor(value)
+    chance = int.from_bytes(rng.random_bytes(8), "little") / 2**64
+    return below + (chance < value - below)
+
+
+def _drawn(counts: NDArray[np.int64], most: int, rng: SecretRng) -> NDArray[np.int64]:
+    """Return the counts by bin of `most` examples, drawn without replacement; all of them if there are no more."""
+    if (examples := int(counts.sum())) <= most:
+        return counts
+    keys = np.empty(2 * examples, np.uint32)
+    rng.fill(keys)
+    chosen = np.argpartition(keys.view(np.uint64), most)[:most]
+    return np.bincount(np.repeat(np.arange(counts.size), counts)[chosen], minlength=counts.size)
 
 
 def unsummed(plan: RunPlan, histograms: Histograms) -> str:
@@ -85,7 +109,7 @@ def impossible(secure: SecureSection, sums: Mapping[str, int], survivors: int) -
             return f"the sum of {name} is above its bound, or is not of {survivors} clients"
     for name in secure.histograms:
         counts = [sums[bin_] for row in _bins(name) for bin_ in row]
-        if min(counts) < 0 or sum(counts) > most << METRIC_BITS:
+        if min(counts) < 0 or sum(counts) > most:
             return f"the sum of the histogram {name} is not of {survivors} clients"
     return ""
 
@@ -99,7 +123,7 @@ def summed_metrics(secure: SecureSection, sums: Mapping[str, int]) -> Metrics:
     }
     for name in secure.histograms:
         counts = [[sums[bin_] for bin_ in row] for row in _bins(name)]
-        examples = sum(map(sum, counts)) / UNIT
+        examples = float(sum(map(sum, counts)))
         found |= {MEASURED + made: (mean * examples, examples) for made, mean in values(name, counts).items()}
     return found
 

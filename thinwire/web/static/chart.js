@@ -52,7 +52,7 @@ function options(box, { color, show, showX, whole, more, told, seen, height, fro
   return {
     width: box.clientWidth,
     height,
-    padding: [12, fromZero ? 24 : 14, 8, 0],
+    padding: [12, 24, 8, 0],  // at the right, half of the last label
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
     scales: { x: { time: false }, y: { range: (_, low, high) => (fromZero ? [0, 1.08 * (high || 1)] : room(low, high)) } },

@@ -91,7 +91,7 @@ function options(box, { series, showX, show, whole, log, told, zoomed, held }) {
   return {
     width: box.clientWidth,
     height: HEIGHT,
-    padding: [12, 14, 8, 0],
+    padding: [12, 24, 8, 0],
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false, setScale: false } },
     scales: {

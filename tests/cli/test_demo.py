@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import tempfile
@@ -89,6 +90,18 @@ def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
     assert found["wire_down_bytes"] > 3 * 3 * secure["dense_update_bytes"], "and the model"
     assert 0 < sum(secure["phases_s"].values()) <= found["rounds_s"]
     assert "is killed (kill -9) in round 2" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--private"], ["--private", "--secure"]])
+def test_a_private_demo_ends_with_the_epsilon_that_it_spent(place, words):
+    command = [*COMMAND, "demo", *words, "--clients", "8", "--rounds", "2", "--seed", "2"]
+    done = run_forked(command, 200, stdin=subprocess.DEVNULL, env=environment())
+    assert done.returncode == 0, done.stderr
+    said = " ".join(line.strip() for line in done.stdout.splitlines())
+    spent = re.search(r"privacy +2 rounds spent epsilon ([\d.]+) at delta 0.001 of one client with all its data", said)
+    assert spent is not None, said
+    assert 7 < float(spent[1]) <= 8, "the noise is planned for an epsilon of 8"
+    assert ("the aggregator included" in said) == ("--secure" in words)
 
 
 def test_the_table_of_a_secure_demo_ends_in_the_protection_and_its_price():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,25 @@ def test_a_round_is_reserved_as_it_opens_and_committed_as_it_closes(store: Store
     (row,) = store.privacy.rows()
     assert (row.state, row.digest) == ("committed", "ab" * 32)
     assert store.privacy.spent("ward") == {CHEAP: 1}
+
+
+def test_on_a_full_disk_no_round_opens_that_is_not_reserved(tmp_path: Path) -> None:
+    """One transaction has both: a device gets no assignment whose noise is not in the ledger."""
+    path = tmp_path / "store.sqlite3"
+    with Store.open(path) as store:
+        run_id = new_run(store)
+        most = path.stat().st_size // 4096 + 12
+        event.listen(store._database.engine, "connect", lambda c, _: c.execute(f"PRAGMA max_page_count={most}"))
+        store._database.engine.dispose()
+        number = 0
+        with pytest.raises(DataLost, match="full"):
+            for number in range(1, 1000):
+                reserve(store, run_id, number)
+        assert number > 1
+        assert [row.round for row in store.privacy.rows()] == [row.round for row in store.rounds(run_id)]
+    with Store.open(path) as store:
+        reserve(store, run_id, number)
+        assert store.privacy.spent("ward") == {CHEAP: number}
 
 
 def test_a_round_without_a_release_stays_spent(store: Store) -> None:

@@ -252,7 +252,7 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
                 case DeferUpdate(update_id):
                     deferred.add(update_id)
         if not r.closed:
-            assert r.folding or (r.outstanding and now < 110.0), "it waits for nobody"
+            assert r.aggregating or (r.outstanding and now < 110.0), "it waits for nobody"
             waiting = set(needs_s) - set(r.assignments)
             short = r.possible < target and bool(r.lost or r.spoiled) and not r.shut
             assert not (short and any(needs_s[d] <= 110.0 - now for d in waiting)), "somebody could be selected"

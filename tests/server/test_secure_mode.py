@@ -321,7 +321,7 @@ def test_a_restart_goes_on_in_the_phase_that_was_open(phase):
     again = story.restarted(told)
     assert again.machine.requests == story.machine.requests
     for name in map(name_of, range(5)):
-        if update_of(name) in again.machine.folding:
+        if update_of(name) in again.machine.aggregating:
             again.on(AggregationDone(update_of(name)))
     again.finish(phase)
     assert again.result.reason == "all"
@@ -336,7 +336,7 @@ def test_a_restart_before_a_full_phase_was_closed_goes_on_with_its_close(phase):
         told += [one, *([(PhaseEnded(), one[1])] if number % 5 == 0 and number < len(kept) else [])]
     again = story.restarted(told)
     assert (again.machine.shut, again.machine.closed) == (None, None)
-    for update_id in sorted(again.machine.folding):
+    for update_id in sorted(again.machine.aggregating):
         again.on(AggregationDone(update_id))
     again.on(Tick())
     again.finish(PHASES[PHASES.index(phase) + 1])

@@ -113,13 +113,13 @@ class BufferedRound(RoundMachine):
 
     def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
         terms, device, assignment_id = self.terms, header.device, header.assignment_id
-        if assignment_id in self.answered:
+        if assignment_id in self.replied:
             return self._drop(header.update_id, "duplicate")
         in_time = self._done(self.at_work, device, assignment_id)
         self._done(self.overdue, device, assignment_id)
         if not header.again and (self.shut or device in self.devices):
             return [DeferUpdate(header.update_id)]
-        self.answered[assignment_id] = header.update_id
+        self.replied[assignment_id] = header.update_id
         if self.assignments.get(device) == assignment_id:
             self.lost.pop(device, None)
         if self._staleness(header) > terms.max_staleness:

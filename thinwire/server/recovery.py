@@ -50,13 +50,13 @@ def _refold(one: RoundRunner, now: RoundProgress) -> None:
     An update is rejected instead if its device was revoked meanwhile and the journal does not say that it was
     aggregated.
     """
-    revoked, folding = one.running.revoked(), one.machine.folding
+    revoked, aggregating = one.running.revoked(), one.machine.aggregating
     for event in now.accepted:
         update_id = UpdateId.parse(event.update_id)
-        if event.device in revoked and event.update_id not in now.aggregated and update_id in folding:
+        if event.device in revoked and event.update_id not in now.aggregated and update_id in aggregating:
             one.on(round_events.AggregationRejected(update_id, "revoked"))
     for event in now.accepted:
-        if (update_id := UpdateId.parse(event.update_id)) in folding:
+        if (update_id := UpdateId.parse(event.update_id)) in aggregating:
             one.begin(one.headers[update_id], event.discount)
 
 

@@ -67,10 +67,10 @@ class RoundMachine:
 
     terms: RoundConfig
     assignments: dict[str, str] = field(default_factory=dict)  # device -> assignment_id, in the order of selection
-    folding: set[UpdateId] = field(default_factory=set)
+    aggregating: set[UpdateId] = field(default_factory=set)  # accepted, and not yet in the sum
     aggregated: list[UpdateId] = field(default_factory=list)
     dropped: list[UpdateId] = field(default_factory=list)
-    answered: dict[str, UpdateId] = field(default_factory=dict)  # assignment_id -> the update that answered it
+    replied: dict[str, UpdateId] = field(default_factory=dict)  # assignment_id -> the update of its reply
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
     in_time: set[UpdateId] = field(default_factory=set)  # of a synchronous round: updates for its own assignments
     shut: CloseReason | None = None
@@ -99,7 +99,7 @@ class RoundMachine:
             raise RuntimeError(f"round {self.terms.number} is closed: {event}")
         self._pass_time(now)
         actions = [*self._take(event, now), *self._decide(event, now, replacements)]
-        return [*actions, self._close()] if self.shut and not self.folding else actions
+        return [*actions, self._close()] if self.shut and not self.aggregating else actions
 
     def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
         """Select devices, and decide whether the round accepts no more, after an event was applied."""
@@ -116,7 +116,7 @@ class RoundMachine:
             self._take(event, now)
         if now > -math.inf:
             self.shut = self._shutting(now)
-        if self.shut and not self.folding:
+        if self.shut and not self.aggregating:
             self._close()
 
     def _take(self, event: Input, now: float) -> list[Action]:
@@ -127,10 +127,10 @@ class RoundMachine:
             case UpdateArrived():
                 return self._on_reply(event, now)
             case AggregationDone(update_id):
-                self.folding.discard(update_id)
+                self.aggregating.discard(update_id)
                 self._count(update_id)
             case AggregationRejected(update_id, reason):
-                self.folding.discard(update_id)
+                self.aggregating.discard(update_id)
                 self._reject(update_id, now)
                 return self._drop(update_id, reason)
             case AssignmentFailed(device, assignment_id, kind, text):
@@ -169,7 +169,7 @@ class RoundMachine:
     def _fold(self, header: UpdateArrived, late: bool) -> AggregateUpdate:
         """Accept an update, which counts less the more versions it is behind."""
         staleness = self._staleness(header)
-        self.folding.add(header.update_id)
+        self.aggregating.add(header.update_id)
         return AggregateUpdate(header.update_id, staleness, (1.0 + staleness) ** -self.terms.staleness_exponent, late)
 
     def _begin(self, device: str, assignment_id: str, now: float) -> None:
@@ -242,7 +242,7 @@ class Round(RoundMachine):
     waited_for: set[str] = field(default_factory=set)  # selected devices, neither replied nor lost
 
     def __post_init__(self) -> None:
-        self.places = ConcurrencySlots(self.terms) if self.terms.max_concurrency else None
+        self.slots = ConcurrencySlots(self.terms) if self.terms.max_concurrency else None
         super().__post_init__()
 
     @property
@@ -286,8 +286,8 @@ class Round(RoundMachine):
             self.shut = None  # there is time to select another device
 
     def _leave(self, device: str, why: str) -> list[Action]:
-        if self.places is not None:
-            self.places.free(device)
+        if self.slots is not None:
+            self.slots.free(device)
         return self._lose(device, self.assignments.get(device, ""), "offline", why)
 
     def _stop(self) -> None:
@@ -295,18 +295,18 @@ class Round(RoundMachine):
 
     def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
         terms = self.terms
-        if self.places is not None:
-            self.places.free(header.device, header.assignment_id)
+        if self.slots is not None:
+            self.slots.free(header.device, header.assignment_id)
         if not header.again and (self.shut or now >= self.deadline_at):
             return [DeferUpdate(header.update_id)]
-        if header.assignment_id in self.answered:
+        if header.assignment_id in self.replied:
             return self._drop(header.update_id, "duplicate")
         in_time = self.assignments.get(header.device) == header.assignment_id
         if not in_time and terms.late == "drop":
             return self._drop(header.update_id, "late")
         if self._staleness(header) > terms.max_staleness:
             return self._drop(header.update_id, "stale")
-        self.answered[header.assignment_id] = header.update_id
+        self.replied[header.assignment_id] = header.update_id
         if in_time:
             self.lost.pop(header.device, None)
             self.in_time.add(header.update_id)
@@ -315,9 +315,9 @@ class Round(RoundMachine):
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         """Note that a device will not reply to this assignment, unless it replied or was lost before."""
-        if self.places is not None:
-            self.places.free(device, assignment_id)
-        if self.assignments.get(device) != assignment_id or assignment_id in self.answered or device in self.lost:
+        if self.slots is not None:
+            self.slots.free(device, assignment_id)
+        if self.assignments.get(device) != assignment_id or assignment_id in self.replied or device in self.lost:
             return []
         self.lost[device] = kind
         self.waited_for.discard(device)
@@ -326,17 +326,17 @@ class Round(RoundMachine):
     def _begin(self, device: str, assignment_id: str, now: float) -> None:
         self.assignments[device] = assignment_id
         self.waited_for.add(device)
-        if self.places is not None:
-            self.places.take(device, assignment_id, now)
+        if self.slots is not None:
+            self.slots.take(device, assignment_id, now)
 
-    def _free(self, places: ConcurrencySlots, now: float) -> tuple[int, list[Reason]]:
+    def _free(self, slots: ConcurrencySlots, now: float) -> tuple[int, list[Reason]]:
         """Return the number of free slots, and the reasons about slots for a selection.
 
         One slot counts as free if none is, but no device works on this round.
         """
         lacking = self.terms.min_updates - self.good
-        held = places.held(now, lacking)
-        silent = places.silent(self.assignments, held)
+        held = slots.held(now, lacking)
+        silent = slots.silent(self.assignments, held)
         reasons = [Reason("silent", {"count": len(silent), "devices": listed(silent)})] if silent else []
         free = self.terms.max_concurrency - len(held)
         if free > 0 or any(self.assignments.get(device) == work.assignment_id for device, work in held.items()):
@@ -347,20 +347,20 @@ class Round(RoundMachine):
         """Select as many replacements as updates are missing and slots are free, among devices that can
         reply in time.
         """
-        left_s, short, slots = self.deadline_at - now, self.terms.target_updates - self.possible, list[Reason]()
-        if short > 0 and self.places is not None:
-            free, slots = self._free(self.places, now)
+        left_s, short, of_slots = self.deadline_at - now, self.terms.target_updates - self.possible, list[Reason]()
+        if short > 0 and self.slots is not None:
+            free, of_slots = self._free(self.slots, now)
             short = min(short, free)
         if short <= 0 or left_s <= 0:
             return []
         others = (replacement for replacement in replacements(left_s) if replacement.device not in self.assignments)
-        return [self._assign(replacement, now, slots) for replacement in islice(others, short)]
+        return [self._assign(replacement, now, of_slots) for replacement in islice(others, short)]
 
-    def _assign(self, replacement: Replacement, now: float, slots: Reasons) -> SelectReplacement:
-        """Select a replacement, with the reasons."""
+    def _assign(self, replacement: Replacement, now: float, of_slots: Reasons) -> SelectReplacement:
+        """Select a replacement; its reasons include `of_slots`, those about concurrency slots."""
         left_s = self.deadline_at - now
         target = self.terms.target_updates
-        why = [Reason("replaces", {"possible": self.possible, "target": target, "left_s": left_s}), *slots]
+        why = [Reason("replaces", {"possible": self.possible, "target": target, "left_s": left_s}), *of_slots]
         self.instead[replacement.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
         self._begin(replacement.device, replacement.assignment_id, now)
         return SelectReplacement(

@@ -145,7 +145,7 @@ class RoundRunner:
         journal says so.
         """
         self._aggregated(0.0)
-        for update_id in [found for found in self.machine.folding if found.device == device]:
+        for update_id in [found for found in self.machine.aggregating if found.device == device]:
             if self.folds.withdraw(update_id):
                 self.on(round_events.AggregationRejected(update_id, "revoked"))
         self.running.forget(device)
@@ -199,7 +199,7 @@ class RoundRunner:
             since = max(header.transfer.arrived_at, self.began_at)
             self.receive_s[update_id] = max(0.0, running.clock.wall() - since)
         self.headers_of[header.assignment_id] += 1
-        if running.past.ledger.is_answered(header.assignment_id) and header.assignment_id not in self.machine.answered:
+        if running.past.ledger.is_answered(header.assignment_id) and header.assignment_id not in self.machine.replied:
             self._drop_unseen(update_id, "duplicate")
             return
         if (

@@ -221,7 +221,7 @@ class SecureRoundMachine(RoundMachine):
 
     def _may_close(self, now: float) -> bool:
         """Return True if the open phase ends now."""
-        if self.unmasking or self.folding:
+        if self.unmasking or self.aggregating:
             return False
         if self.secure.phase == "unmask" and self.secure.done:
             return True
@@ -283,10 +283,10 @@ class SecureRoundMachine(RoundMachine):
                 self.shut = self.shut or self.closing
                 return []
             case AggregationDone(update_id) if update_id in self.dropped:
-                self.folding.discard(update_id)  # its file was damaged after it was added
+                self.aggregating.discard(update_id)  # its file was damaged after it was added
                 return []
             case AggregationDone(update_id) if update_id.device not in self.vectors:
-                self.folding.discard(update_id)  # its device was revoked while it was added
+                self.aggregating.discard(update_id)  # its device was revoked while it was added
                 return [RemoveVector(update_id), *self._drop(update_id, "revoked")]
             case DeviceConnected(device):
                 return self._return(device)
@@ -313,9 +313,9 @@ class SecureRoundMachine(RoundMachine):
         if not is_due or self.assignments.get(device) != header.assignment_id:
             return self._drop(header.update_id, "late")
         self.secure.receive(device)
-        self.vectors[device] = self.answered[header.assignment_id] = header.update_id
+        self.vectors[device] = self.replied[header.assignment_id] = header.update_id
         self.in_time.add(header.update_id)
-        self.folding.add(header.update_id)
+        self.aggregating.add(header.update_id)
         return [AggregateUpdate(header.update_id, 0, 1.0, late=False)]
 
     def _reject(self, update_id: UpdateId, now: float) -> None:
@@ -360,7 +360,7 @@ class SecureRoundMachine(RoundMachine):
     def _note(self, device: str, kind: str, text: str) -> list[Action]:
         """Note that a device dropped out; its assignment fails, unless its masked vector is in the sum."""
         self.lost[device] = kind
-        if self.assignments[device] in self.answered:
+        if self.assignments[device] in self.replied:
             return []
         return [MarkLost(device, self.assignments[device], kind, text)]
 
@@ -371,7 +371,7 @@ class SecureRoundMachine(RoundMachine):
         if self.lost.get(device) != "offline" or not self.secure.readmit(device):
             return []
         del self.lost[device]
-        return [] if self.assignments[device] in self.answered else [Reinstate(device, self.assignments[device])]
+        return [] if self.assignments[device] in self.replied else [Reinstate(device, self.assignments[device])]
 
     def _stop(self) -> None:
         self.shut = self.shut or "stopped"
@@ -386,5 +386,5 @@ class SecureRoundMachine(RoundMachine):
         return tuple(
             device
             for device, assignment_id in self.assignments.items()
-            if assignment_id not in self.answered and device not in self.lost
+            if assignment_id not in self.replied and device not in self.lost
         )

@@ -17,6 +17,7 @@ from thinwire.core import errors
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import CloseReason, DropReason
 from thinwire.core.types import AGGREGATOR_KINDS, Failure
+from thinwire.reports.reason_text import DROPS
 
 EXIT_CODES = {
     0: "done",
@@ -85,19 +86,6 @@ FAILURES = {
     "offline": "the aggregator reports: the device is offline, or a person stopped its client",
     "over": "the aggregator reports: the run ended before a reply to this assignment. It is no failure of the device: "
     "`failed` does not count it, and the assignment's outcome is `over`",
-}
-
-DROPS = {
-    "late": 'it came after its round\'s deadline or close, and the plan has `late = "drop"`',
-    "stale": "it was trained from a model more than `[cohort] max_staleness` versions old. With `ef21`, "
-    "`scaffold` or `feddyn` "
-    "also: it was assigned before the state of all devices was reset",
-    "bad-payload": "its bytes differ from its header, or no model can hold its numbers; nothing of it counts",
-    "too-few": "its round had too few updates to make a step",
-    "duplicate": "its assignment had a reply already",
-    "revoked": "its device was revoked before the update was aggregated",
-    "stopped": "the run was stopped before the round's step",
-    "aborted": "its round ended without a sum: masks do not cancel, or the privacy ledger has no reservation for it",
 }
 
 

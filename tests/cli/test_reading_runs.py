@@ -88,7 +88,7 @@ def test_dropped_updates_and_failed_assignments_are_counted_by_client_with_the_l
             ClientFailed(T + 5, 3, "pi-02", f"{run_id}.3.pi-02", "memory", "needs 2 GB", 5.0),
         ])  # fmt: skip
     said = " ".join(thinwire("runs", "show", "--home", home).out.split())
-    assert "pi-01: updates dropped: 1, the last of round 3: late" in said
+    assert "pi-01: updates dropped: 1, the last of round 3: late: it came after its round's deadline or close" in said
     assert "pi-02: assignments failed:" in said
     assert "of round 3: memory: needs 2 GB" in said
 

@@ -95,6 +95,19 @@ SENTENCES: Mapping[str, str] = {
     ),
 }
 
+DROPS: Mapping[str, str] = {  # of each `DropReason`, what the update was or what its round did
+    "late": 'it came after its round\'s deadline or close, and the plan has `late = "drop"`',
+    "stale": "it was trained from a model more than `[cohort] max_staleness` versions old. With `ef21`, "
+    "`scaffold` or `feddyn` "
+    "also: it was assigned before the state of all devices was reset",
+    "bad-payload": "its bytes differ from its header, or no model can hold its numbers; nothing of it counts",
+    "too-few": "its round had too few updates to make a step",
+    "duplicate": "its assignment had a reply already",
+    "revoked": "its device was revoked before the update was aggregated",
+    "stopped": "the run was stopped before the round's step",
+    "aborted": "its round ended without a sum: masks do not cancel, or the privacy ledger has no reservation for it",
+}
+
 
 def sentence(reasons: Reasons) -> str:
     """Return the reasons of one decision as one sentence; "" if there are none.
@@ -105,6 +118,15 @@ def sentence(reasons: Reasons) -> str:
     '25.0 s fit into 27.0 s; fp16 may be next'
     """
     return "; ".join(SENTENCES[code].format(**numbers) if code in SENTENCES else code for code, numbers in reasons)
+
+
+def drop_sentence(reason: str) -> str:
+    """Return the reason of a drop with its sentence; one with a text, or of a later version, stands for itself.
+
+    >>> drop_sentence("duplicate"), drop_sentence("bad-payload: NaN")
+    ('duplicate: its assignment had a reply already', 'bad-payload: NaN')
+    """
+    return f"{reason}: {DROPS[reason].replace('`', '')}" if reason in DROPS else reason
 
 
 def deadline_sentence(seconds: float, reasons: Reasons) -> str:

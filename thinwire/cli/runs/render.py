@@ -1,4 +1,4 @@
-"""How runs are shown: `thinwire runs list`, `thinwire runs metrics`, a run as a JSON document, and sentences about it.
+"""This module shows runs: `thinwire runs list`, `thinwire runs metrics`, a JSON document of a run, and sentences.
 
 The list is a table, narrowed by tags, the archive and deletion. Metrics are what each client measured, as a table, JSON
 or CSV. The document is what `runs show --json` and `run --json` print.
@@ -141,6 +141,8 @@ def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:
     """Yield a sentence for each client with dropped updates or failed assignments: how many for each reason, and the
     last one.
     """
+    from thinwire.reports.reason_text import drop_sentence
+
     of: dict[tuple[str, str], list[UpdateRow]] = {}
     for update in updates:
         if update.outcome in ("dropped", "failed"):
@@ -150,7 +152,8 @@ def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:
         kinds = Counter(one.reason.partition(":")[0] for one in lost).most_common()
         of_each = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if kinds[1:] else ""
         last = lost[-1]
-        yield f"{device}: {noun}s {outcome}: {len(lost)}{of_each}, the last of round {last.round}: {last.reason}"
+        why = drop_sentence(last.reason) if outcome == "dropped" else last.reason
+        yield f"{device}: {noun}s {outcome}: {len(lost)}{of_each}, the last of round {last.round}: {why}"
 
 
 def without_sum(rounds: Sequence[RoundRow]) -> Iterator[str]:

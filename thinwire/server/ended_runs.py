@@ -1,4 +1,4 @@
-"""What people do with a run that is over: give it more rounds, or delete it.
+"""This module gives a run that is over more rounds, or deletes it, as a person ordered.
 
 More rounds (`extend_run`). Versions and round numbers go on, and so does the server optimizer with its stored state.
 The schedule of the learning rate keeps the number of rounds that it had. Devices dropped their state of the run when it

@@ -1,4 +1,4 @@
-"""What a simulation keeps: in memory in place of files, and on disk so that it outlives its process.
+"""This module keeps the state of a simulation: in memory in place of files, and on disk to outlive its process.
 
 `HeldSpool` keeps small replies in memory, and `spooled` checks each part of a file against its digest, as the device
 API does it. `CachedRunFolder` holds a client's state until the client is put down; `SharedFolder` is for clients that

@@ -1,4 +1,4 @@
-"""The explanations of closed rounds, and the sums until each of them: computed from the tables and stored in them.
+"""This module computes and stores the explanation of each closed round, and the sums over all rounds until it.
 
 The projection calls `Explainer` in the transaction that closes a round. So a reader finds both in the round's row, and
 no read depends on the number of rounds before it.

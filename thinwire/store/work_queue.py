@@ -1,6 +1,7 @@
-"""What the aggregator's service looks at several times a second: the commands of people, and the runs in the queue.
+"""This module stores the commands of people and the queue of runs, which the aggregator's service reads.
 
-The dashboard and the command line write commands as rows, and the service executes them.
+The dashboard and the command line write commands as rows. The service reads them several times a second, and executes
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a person orders about a run: stop, pause, resume; tag, archive, delete, extend; and a clone of it.
+"""These commands stop, pause and resume a run, tag, archive, delete and extend it, and clone it.
 
 A running aggregator stops, pauses, deletes and extends runs, because it may hold replies of them. Without one, this
 process does. All are commands in the store first, so that a crash loses none.

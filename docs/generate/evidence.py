@@ -21,12 +21,23 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
+def at_commit(document: Mapping[str, Any]) -> str:
+    """Day and commit of a measurement; the commit of a tree with changes that were not committed ends in `+`.
+
+    >>> at_commit({"at": "2026-11-23T20:22:39+00:00", "commit": "ac39df61f621ef91+"})
+    '2026-11-23 at commit `ac39df6` with uncommitted changes'
+    """
+    commit = document["commit"]
+    dirty = " with uncommitted changes" if commit.endswith("+") else ""
+    return f"{document['at'][:10]} at commit `{commit[:7]}`{dirty}"
+
+
 def measured(document: Mapping[str, Any], how: str, *more: str) -> str:
     """When, at which commit and where, and what else there is to say of it; lines as long as others of a page."""
     machine = document["machine"]
     told = [f"{name} {version}" for name, version in machine["versions"].items() if name in LIBRARIES]
     first = (
-        f"Measured on {document['at'][:10]} at commit `{document['commit'][:7]}`, `--preset {document['preset']}`, "
+        f"Measured on {at_commit(document)}, `--preset {document['preset']}`, "
         f"{how}: {machine['cores']} cores of an {machine['cpu']}, a virtual machine ({machine['memory_gb']} GB, "
         f"{machine['system']}, Python {machine['python']}, {', '.join(told)})"
     )

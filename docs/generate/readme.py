@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import floor
 from typing import Any
 
-from docs.generate.evidence import measured, read
+from docs.generate.evidence import at_commit, measured, read
 from docs.generate.names import count
 from docs.generate.table import table
 
@@ -174,7 +174,8 @@ def api_part() -> str:
         ("`cpu_ms_per_client_round`", f"{found['cpu_ms_per_client_round']:.1f} ms",
          "an assignment and its reply, durable (fsync), read and acknowledged"),
         ("`mailbox_us` (`python -m benchmarks.mailbox`)", f"{mailbox['mailbox_us']:.0f} us",
-         "CPU of mailbox and LinkState for an assignment and its reply, 1000 devices at once; goal 200"),
+         "CPU of mailbox and LinkState for an assignment and its reply, 1000 devices at once; goal 200; measured on "
+         + at_commit(read("mailbox"))),
         ("`wire_bytes_per_client_round`", count(round(found["wire_bytes_per_client_round"])),
          "uplink and downlink together, without the 2 x 10 000 bytes of payload; goal 2 048"),
         ("`idle_bytes_per_day`", count(round(found["idle_bytes_per_day"])),

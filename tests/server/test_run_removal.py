@@ -18,7 +18,7 @@ from tests.support.several_runs import Site, steady
 from thinwire.cli.aggregator.serve import Reporter
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import RoundClosed
-from thinwire.core.run_events import DeletionPostponed
+from thinwire.core.run_events import ClockBelieved, DeletionPostponed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server import command_queue
 from thinwire.server.ended_runs import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
@@ -234,10 +234,57 @@ def test_a_clock_that_is_far_ahead_after_a_reboot_deletes_nothing_for_an_hour(tm
     assert [round(event.ahead_s / DAY_S) for event in told] == [400]
     lines = list[str]()
     Reporter(site.store, lines.append).event("", told[0])
-    assert lines[0].startswith("the clock is 9600 h ahead of the last sign of life: nothing is deleted by age")
+    assert lines[0].startswith(
+        "the clock is 9600 h ahead of the last time that was believed: nothing is deleted by age"
+    )
     site.clock.advance(RETAINED_S)
     kept.step()
     assert first in {one.run_id for one in site.store.commands.pending()}, "a machine was off for as long"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["looked-before", "first-look"])
+def test_no_start_with_a_wrong_clock_makes_the_next_one_believe_it(tmp_path: Path, known: bool) -> None:
+    site, first, _ = over(tmp_path)
+    alive = site.clock.wall()
+    if known:
+        Retention(site.store, site.clock, 30).step()
+    told = list[DeletionPostponed]()
+    site.clock.origin += 400 * DAY_S
+    for _ in range(3):  # a crash, and another start two minutes later
+        site.store.record_restart(site.clock.wall(), alive)
+        kept = Retention(site.store, site.clock, 30, told.append)
+        for _ in range(2):
+            kept.step()
+            site.clock.advance(60.0)
+        alive = site.clock.wall()
+    assert [round(event.ahead_s / DAY_S) for event in told] == [400] * 3
+    assert not site.store.commands.pending()
+    site.clock.origin -= 400 * DAY_S
+    kept = Retention(site.store, site.clock, 30, told.append)
+    kept.step()
+    assert len(told) == 3, "the clock is right again"
+    assert not site.store.commands.pending(), "and the runs are not old"
+    site.clock.advance(31 * DAY_S)
+    kept.step()
+    assert first in {one.run_id for one in site.store.commands.pending()}
+
+
+def test_a_clock_that_jumped_between_two_looks_is_not_believed_after_a_restart(tmp_path: Path) -> None:
+    site, _, _ = over(tmp_path)
+    told = list[DeletionPostponed]()
+    kept = Retention(site.store, site.clock, 30, told.append)
+    for _ in range(2):
+        kept.step()
+        site.clock.advance(RETAINED_S)
+    site.clock.origin += 400 * DAY_S
+    believed = site.store.believed_at()
+    site.store.record_restart(site.clock.wall(), site.clock.wall())
+    Retention(site.store, site.clock, 30, told.append).step()
+    assert len(told) == 1
+    assert site.store.believed_at() == believed
+    assert not site.store.commands.pending()
+    kinds = [type(event) for _, event in site.store.events(None)]
+    assert kinds.count(ClockBelieved) == 1, "the journal does not grow by a row an hour"
 
 
 def test_a_clock_that_jumps_ahead_and_back_deletes_nothing(tmp_path: Path) -> None:

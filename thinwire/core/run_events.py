@@ -130,10 +130,17 @@ class DiskFreed(Event):
 @dataclass(frozen=True)
 class DeletionPostponed(Event):
     """Reports that the aggregator deletes nothing by age for an hour, because its clock is `ahead_s` further than the
-    last time that it recorded: the clock may be wrong.
+    last time that it believed: the clock may be wrong.
     """
 
     ahead_s: float
+
+
+@dataclass(frozen=True)
+class ClockBelieved(Event):
+    """Reports that the aggregator took `at` as the right time when it looked for what is too old; the journal has the
+    latest one only.
+    """
 
 
 @dataclass(frozen=True)

@@ -237,9 +237,13 @@ class Retention:
 
     Age is counted by the aggregator's clock. After a step of that clock ahead it deletes nothing before the next look,
     because a clock that was set wrongly is soon set back, and nothing brings a deleted run back. At its first look it
-    compares the clock with the last sign of life before the start: after a reboot the clock may be wrong. Runs are
-    deleted by commands in the store, so a deletion that was killed is completed by the next start. A run's sums by
-    device follow at the first look after its own deletion.
+    compares the clock with the time of the last look that deleted: after a reboot the clock may be wrong.
+
+    Invariant: a look that was postponed does not move that time. So each start with a wrong clock postpones again, and
+    only a process that has shown its reason for an hour believes the clock.
+
+    Runs are deleted by commands in the store, so a deletion that was killed is completed by the next start. A run's
+    sums by device follow at the first look after its own deletion.
     """
 
     def __init__(
@@ -257,15 +261,18 @@ class Retention:
         """Do the next short step: look once in a while, then delete in one transaction a call."""
         if self._clock.now() - self._looked_at >= RETAINED_S:
             since, wall = self._clock.now() - self._looked_at, self._clock.wall()
-            if math.isfinite(since):
+            if not (first := math.isinf(since)):
                 ahead_s, most_s = wall - self._looked_wall - since, RETAINED_S
             else:
-                ahead_s, most_s = wall - (self._store.alive_at() or wall), DAY_S
+                ahead_s, most_s = wall - (self._store.believed_at() or wall), DAY_S
             self._looked_at, self._looked_wall = self._clock.now(), wall
             if ahead_s > most_s:
+                if first:  # what the journal says of other events follows the wrong clock from now on
+                    self._store.record_believed(wall - ahead_s)
                 self._store.record_own(event := DeletionPostponed(wall, ahead_s))
                 self._on_postponed(event)
                 return
+            self._store.record_believed(wall)
             before = wall - self._keep_days * DAY_S
             self._left = self._store.delete_expired(before)
             known = {one.run_id for one in self._store.commands.pending() if one.kind == "delete-run"}

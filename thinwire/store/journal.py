@@ -36,7 +36,7 @@ from thinwire.core.events import (
     RoundClosed,
     RunStatusChanged,
 )
-from thinwire.core.run_events import PrivacyReserved, is_sampled
+from thinwire.core.run_events import ClockBelieved, PrivacyReserved, is_sampled
 from thinwire.core.statedir import patiently
 from thinwire.store.database import Database, upsert
 from thinwire.store.explaining import Facts
@@ -134,12 +134,15 @@ class JournalReader:
             body = connection.scalar(wanted.limit(1))
         return max(at, AggregatorStarted(**body).down_since) if body else at
 
-    def alive_at(self) -> float:
-        """Return when the aggregator was last alive before its latest start, as far as it recorded that; 0 without."""
-        own = Journal.run_id.is_(None) & (Journal.kind == AggregatorStarted.__name__)
+    def believed_at(self) -> float:
+        """Return the time that `record_believed` kept; before it has, when the aggregator was last alive before its
+        latest start, as far as it recorded that; 0 without.
+        """
+        own = select(Journal.seq, Journal.at, Journal.body).where(Journal.run_id.is_(None)).order_by(Journal.seq.desc())
         with self._database.reading() as connection:
-            started = connection.execute(select(Journal.seq, Journal.body).where(own).order_by(Journal.seq.desc()))
-            row = started.first()
+            if known := connection.execute(own.where(Journal.kind == ClockBelieved.__name__)).first():
+                return float(known.at)
+            row = connection.execute(own.where(Journal.kind == AggregatorStarted.__name__)).first()
             before = select(Journal.at).order_by(Journal.seq.desc()).limit(1)
             at = connection.scalar(before.where(Journal.seq < row.seq) if row else before) or 0.0
         return max(at, AggregatorStarted(**row.body).down_since) if row else at
@@ -275,6 +278,14 @@ class Recorder:
         """Journal an event of the aggregator itself, which belongs to no run."""
         with self._database.writing() as connection:
             append(connection, None, event)
+
+    def record_believed(self, at: float) -> None:
+        """Journal that the aggregator believed its clock at this time, in the place of an earlier time."""
+        earlier = Journal.run_id.is_(None) & (Journal.kind == ClockBelieved.__name__)
+        with self._database.writing() as connection:
+            old = connection.scalars(select(Journal.seq).where(earlier)).all()
+            append(connection, None, ClockBelieved(at))  # before the old one goes, so that no number is given twice
+            connection.execute(delete(Journal).where(Journal.seq.in_(old)))
 
     def record_restart(self, at: float, down_since: float) -> None:
         """Journal the start of the aggregator, and set every device offline until it registers again."""

@@ -111,8 +111,8 @@ class Reporter:
                 yield sentence(event.note)
             case DeletionPostponed():
                 yield (
-                    f"the clock is {duration(event.ahead_s)} ahead of the last sign of life: nothing is deleted by age "
-                    "for an hour; if the clock is wrong, set it right now"
+                    f"the clock is {duration(event.ahead_s)} ahead of the last time that was believed: "
+                    "nothing is deleted by age for an hour; if the clock is wrong, set it right now"
                 )
             case RoundClosed() if event.reason in NO_STEP:
                 came = "" if secret else f": {counted(len(event.aggregated) + len(event.dropped), 'update')}"

@@ -134,7 +134,7 @@ def test_two_rounds_never_count_on_the_same_free_space(tmp_path: Path, monkeypat
 
     def usage(folder: Path) -> SimpleNamespace:
         taken = sum(os.fstat(one._file.fileno()).st_blocks * 512 for one in rounds if one._file is not None)
-        return SimpleNamespace(free=FREE_BYTES + 5 * PAGE - taken)
+        return SimpleNamespace(free=FREE_BYTES + 5 * PAGE - taken, total=10**12)
 
     monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=usage))
     first.allocate(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import sys
 import tempfile
@@ -173,7 +174,7 @@ def test_a_run_of_too_few_clients_waits_and_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("free", "refused", "why"),
     [
-        (10**6, "", "has 0.00 GB free"),
+        (10**6, "", "has 0.00 GB in all"),
         (10**12, "posix_fallocate", os.strerror(errno.EIO)),
         (10**12, "pwrite", os.strerror(errno.EIO)),
     ],
@@ -216,13 +217,14 @@ def test_a_run_waits_while_other_files_fill_the_disk_and_the_others_go_on(
 ) -> None:
     site = Site(tmp_path, steady({"a": 1.0, "b": 1.4, "c": 2.3}))
     sections: dict[str, Any] = {"server": {"reduce": "median"}, "cohort": {"late": "drop"}, "uplink": RAW}
+    little = itertools.cycle(range(0, 2 * 10**8, 10**7))  # other files come and go; the status does not follow
     reduced, stopped, other = site.submit(**sections), site.submit(run={"seed": 1}, **sections), site.submit()
 
     def is_full() -> bool:
         return site.store.run(other).status != "done" or site.store.run(stopped).status != "stopped"
 
     def free(folder: Path) -> SimpleNamespace:
-        return SimpleNamespace(free=10**6 if is_full() and not taken else 10**12, total=10**12)
+        return SimpleNamespace(free=next(little) if is_full() and not taken else 10**12, total=10**12)
 
     def allocate(descriptor: int, offset: int, size: int) -> None:
         if is_full():
@@ -244,6 +246,51 @@ def test_a_run_waits_while_other_files_fill_the_disk_and_the_others_go_on(
     assert sum(text.endswith("it goes on when there is space") for text in waits) == 1
     rounds = site.events(reduced, RoundClosed)
     assert [(event.reason, len(event.aggregated)) for event in rounds] == [("all", 3)] * 3, "no deadline passed"
+
+
+def test_a_run_that_waits_for_space_is_paused_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, said = Site(tmp_path, steady(dict.fromkeys("abc", 1.0))), list[str]()
+    sections: dict[str, Any] = {"server": {"reduce": "median"}, "cohort": {"late": "drop"}, "uplink": RAW}
+    site.submit(run={"rounds": 1}, **sections)
+
+    def free(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=10**12 if "paused" in said else 10**6, total=10**12)
+
+    def on_event(run_id: str, event: Event) -> None:
+        if isinstance(event, RunStatusChanged):
+            said.append(event.status)
+            if order := {"waiting": "pause-run", "paused": "resume-run"}.get(event.status):
+                site.store.commands.add(order, run_id)
+
+    site.on_event = on_event
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=free))
+    site.serve()
+    first = said.index("paused")
+    assert said[first - 1] == "waiting"
+    assert said[first + 1 :].count("paused") == 0
+    assert said[-1] == "done"
+    assert not site.store.commands.pending()
+
+
+def test_a_second_sum_of_a_round_takes_no_more_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run would take the space of the first sum as soon as it is free."""
+    taken = list[Path]()
+
+    def free(folder: Path) -> SimpleNamespace:
+        taken.append(folder)
+        return SimpleNamespace(free=10**12 if len(taken) == 1 else 10**6, total=10**12)
+
+    monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=free))
+    server: dict[str, Any] = {"reduce": "median", "max_norm": "q0.5"}
+    sections: dict[str, Any] = {"run": {"rounds": 1}, "cohort": {"late": "drop"}, "uplink": RAW, "server": server}
+    made = Bench(tmp_path, [normed("a", 1e9), *three_honest(), normed("e")], layout=NORMED, **sections)
+    row = made.drive()
+    assert (row.status, row.status_text) == ("done", "1 rounds")
+    (closed,) = made.events(RoundClosed)
+    assert [name.split("/")[1] for name in closed.capped] == ["a"], "it was summed again, with a bound"
+    assert np.allclose(params(made), 1.0)
+    assert len(taken) == 1
 
 
 MEETING = threading.Barrier(2)

@@ -79,9 +79,10 @@ class UpdateRows:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # another process was faster
             kind = TooLittleSpace if is_full else ThinwireError
             raise self._error(updates, f"{self.folder}: {error.strerror or error}", kind) from error
-        why = f"the disk of {self.folder} has {disk.free / 1e9:.2f} GB free"
-        why += f", and {FREE_BYTES / 1e9:.2f} GB stay for other files"
-        raise self._error(updates, why, TooLittleSpace if disk.total >= needed else ThinwireError)
+        waits = disk.total >= needed
+        has = "less than that free" if waits else f"{disk.total / 1e9:.2f} GB in all"  # a status: no number that moves
+        why = f"the disk of {self.folder} has {has}, and {FREE_BYTES / 1e9:.2f} GB stay for other files"
+        raise self._error(updates, why, TooLittleSpace if waits else ThinwireError)
 
     def _opened(self) -> int:
         """Return the descriptor of the file."""
@@ -96,12 +97,16 @@ class UpdateRows:
             hint='a smaller cohort, another disk (--home FOLDER), or [server] reduce = "mean", which keeps none',
         )
 
+    def empty(self) -> None:
+        """Forget the updates, and keep the disk space for others in their place."""
+        self.ids.clear()
+
     def close(self) -> None:
         """Free the disk space; the updates are gone."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        self.ids.clear()
+        self.empty()
 
     def add(self, assignment_id: str, parts: Iterable[Vector]) -> None:
         """Write one update, whose parts are all its values in order; raise `ThinwireError` if the disk is full."""

@@ -309,6 +309,13 @@ class RoundAggregator:
         made.changes, made.buffers, made.weights = self.changes.copy(), self.buffers.copy(), deepcopy(self.weights)
         return made
 
+    def reserve(self, updates: int) -> None:
+        """Take what so many updates need outside memory: nothing, since a sum is in memory."""
+
+    def replaced(self, new: Callable[[], RoundAggregator]) -> RoundAggregator:
+        """Return a new, empty aggregator for the same updates; this one is used up."""
+        return new()
+
     def close(self) -> None:
         """Free what the aggregator holds outside memory: nothing, since a sum is in memory."""
 

@@ -12,7 +12,7 @@ coordinate-wise median of the clients' buffers, whatever the reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,16 +27,6 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, State, UpdateId, Vector
 from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator, WeightCaps, largest
-
-
-def reducing_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> RoundAggregator:
-    """Return an empty aggregator for so many updates; further arguments: `RoundAggregator`.
-
-    The space of the updates is taken at once; `TooLittleSpace` if the disk has too little of it now.
-    """
-    made = ReducingAggregator(folder, plan, *more)
-    made.rows.allocate(updates)
-    return made
 
 
 class ReducingAggregator(RoundAggregator):
@@ -72,6 +62,18 @@ class ReducingAggregator(RoundAggregator):
     def capped(self, caps: WeightCaps, _: Iterable[ReplyHeader]) -> dict[str, Capped]:
         """Return the updates whose norm is bounded; no update counts by its examples or its normaliser."""
         return self.bounded(caps)
+
+    def reserve(self, updates: int) -> None:
+        """Take the disk space of so many updates; `TooLittleSpace` if the disk has too little of it now."""
+        self.rows.allocate(updates)
+
+    def replaced(self, new: Callable[[], RoundAggregator]) -> RoundAggregator:
+        """Return a new, empty aggregator, which has the disk space of this one: another run could take it meanwhile."""
+        made = new()
+        assert isinstance(made, ReducingAggregator), "the plan names the reduction"
+        self.rows.empty()
+        made.rows = self.rows
+        return made
 
     def close(self) -> None:
         """Free the disk space of the updates."""

@@ -175,9 +175,8 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> Step
     new = partial(one.running.mode.aggregator, one.running, one.opened, caps if again else None)
     discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
     aggregated = [(header, one.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
-    one.fold.close()  # frees the disk space of the old sum
     if again:
-        one.fold = new()  # frees the memory of the old sum
+        one.fold = one.fold.replaced(new)  # frees the memory of the old sum
         refold(one.fold, aggregated)
         if one.fold.fits():
             one.fold.step(one.running.model, one.running.past.steps_made)

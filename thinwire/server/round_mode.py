@@ -37,7 +37,7 @@ from thinwire.server.device_terms import (
 from thinwire.server.evaluation import evaluation
 from thinwire.server.policy.assignment_terms import Deadline, in_groups
 from thinwire.server.policy.cohort import Cohort, choose, evaluators, updates_needed
-from thinwire.server.reducing_aggregator import reducing_aggregator
+from thinwire.server.reducing_aggregator import ReducingAggregator
 from thinwire.server.round import Round, RoundMachine
 from thinwire.server.round_events import RoundConfig
 
@@ -178,7 +178,7 @@ class RoundMode:
         )  # fmt: skip
         if self.plan.server.reduce == "mean":
             return RoundAggregator(*own)
-        return reducing_aggregator(running.home.spool, opened.target_updates, *own)
+        return ReducingAggregator(running.home.spool, *own)
 
     def evaluate(
         self, running: RunContext, opened: RoundOpened, in_time: Sequence[ReplyHeader], now: float

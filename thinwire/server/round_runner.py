@@ -54,6 +54,7 @@ class RoundRunner:
         self.resumed = False  # True if the round opened earlier, perhaps in a process that was killed
         self.missed = False  # True once devices that did not reconnect count as lost
         self.fold = running.mode.aggregator(running, opened)
+        self.fold.reserve(opened.target_updates)
         self.folds = AggregationQueue(at_once=running.simulated)
         self.folding_s = 0.0  # seconds in which updates were added to the sum
         self.began_at = running.clock.wall()

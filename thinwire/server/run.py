@@ -106,7 +106,7 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
     running.assign(running.mode.sent_again(running))
     if past.line.current and past.line.accepts_replies:
         running.record_resumed(past.line.current.round)
-        if (one := _runner(running, past.line.current)) is None:
+        if (one := _runner(running, past.line.current, paused)) is None:
             return
         _one(running, rebuild_round(one), watch)
     _await_holdout(running, watch)
@@ -126,7 +126,7 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
             _wait_for_busy(running)
             continue
         current = past.line.current or opened
-        if (one := _runner(running, current)) is None:
+        if (one := _runner(running, current, paused)) is None:
             return
         _one(running, rebuild_round(one) if past.line.now.since else one, watch)
         _await_holdout(running, watch)
@@ -146,10 +146,11 @@ def _await_holdout(running: RunContext, watch: HoldoutWatch | None, over: bool =
         listen(running, POLL_S)
 
 
-def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner | None:
+def _runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRunner | None:
     """Return the driver of a round, once the disk has space for its updates; None if the run is stopped before.
 
-    Meanwhile the run's clock stands still, and other runs go on. Nothing makes space for a simulation: it fails.
+    Meanwhile the run's clock stands still, other runs go on, and a person may pause this one. Nothing makes space for a
+    simulation: it fails.
     """
     kind, waited = SecureRoundRunner if running.plan.secure.enabled else RoundRunner, False
     while True:
@@ -158,15 +159,16 @@ def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner | None:
         except TooLittleSpace as error:
             if running.simulated:
                 raise
-            if not waited:
-                running.pause()
             waited = True
+            running.pause()
             running.status("waiting", f"{error}; it goes on when there is space")
         else:
             if waited:
                 running.go_on()
                 running.status("running", f"round {opened.round} goes on")
             return one
+        if paused() is not None:
+            _wait_while(running, paused)
         if running.stop_ordered():
             return None
         listen(running, POLL_S)

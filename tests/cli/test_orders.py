@@ -65,6 +65,7 @@ def test_the_settings_are_shown_with_where_they_came_from(thinwire, home: Path, 
     (home / "aggregator.toml").write_text("max_runs = 2\n")
     lines = thinwire("aggregator", "config", "--home", home).out.splitlines()
     assert ["max_runs", "2", "aggregator.toml"] in [line.split()[:3] for line in lines]
+    assert thinwire("aggregator", "config", "show", "--home", home).out.splitlines() == lines
     (home / "aggregator.toml").write_text("max_run = 2\n")
     said = thinwire("aggregator", "config", "--home", home)
     assert said.code == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,9 @@ app.add_typer(users.users)
 app.add_typer(users.tokens)
 
 END_S = 30.0
+ConfigAction = Annotated[
+    Literal["show"] | None, typer.Argument(metavar="[show]", show_default=False, help="what is done, also if left out")
+]
 
 
 @app.command()
@@ -186,7 +189,7 @@ def logs(follow: Follow = False, count: Lines = 50, home: Home = None) -> None:
 
 
 @app.command()
-def config(json: Json = False, home: Home = None) -> None:
+def config(what: ConfigAction = None, json: Json = False, home: Home = None) -> None:
     """Show the aggregator's settings, and where each value came from: aggregator.toml, or the default."""
     from thinwire.cli.local_state import aggregator_home
     from thinwire.core.owner_file import AGGREGATOR_FILE, aggregator_file, settings_of

@@ -1,4 +1,4 @@
-"""A plan that selects more devices than are known is refused, or a person at a terminal decides."""
+"""A plan that wants more devices than are known is refused, or a person at a terminal decides."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import pty
 import select
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.fork_server import Forked
 from tests.support.processes import PATIENCE_S, Site, environment
+from thinwire.cli.run import too_many
+from thinwire.core.plan_schema import CohortSection
 
 
 @pytest.fixture
@@ -63,3 +66,24 @@ def test_a_person_at_a_terminal_decides(site: Site):
     assert "and 0 are known. Submit it, and wait for the others?" in said
     code, _ = answered(site, "y")
     assert (code, runs(site)) == (0, ["digits-1"])
+
+
+@pytest.mark.parametrize(
+    ("cohort", "lacking"),
+    [
+        ({}, {}),
+        ({"clients": 0.5, "min_updates": 0.9, "wait_for": 2}, {}),
+        ({"clients": 2, "wait_for": ["a", "b"], "min_updates": 2}, {}),
+        ({"clients": 3, "wait_for": 2}, {"clients": "selects 3 devices a round"}),
+        ({"wait_for": 3}, {"wait_for": "waits for 3 devices"}),
+        ({"wait_for": ["a", "c", "d"]}, {"wait_for": "waits for c, d (not known)"}),
+        ({"wait_for": list("cdefg")}, {"wait_for": "waits for c, d, e and 2 more (not known)"}),
+        ({"min_updates": 3}, {"min_updates": "needs 3 updates a step"}),
+    ],
+)
+def test_each_key_that_wants_more_than_the_two_known_devices_is_named(cohort: Any, lacking: dict[str, str]):
+    assert too_many(CohortSection(**cohort), {"a", "b"}) == lacking
+
+
+def test_the_default_waits_for_the_first_device_that_joins():
+    assert too_many(CohortSection(), set()) == {}

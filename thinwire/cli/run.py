@@ -7,7 +7,7 @@ task, a file, another run, or later from a device.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +18,17 @@ from thinwire.cli.local_state import aggregator_home
 from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
 from thinwire.cli.runs.track import Track, opener, start_follower
 from thinwire.cli.task import load
+from thinwire.core.formatting import counted
 from thinwire.core.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from thinwire.client.task import Initial
     from thinwire.core import RunPlan, Vector
+    from thinwire.core.plan_schema import CohortSection
     from thinwire.store import Store
+
+
+SHOWN = 3  # devices that are named
 
 
 def run(
@@ -31,7 +36,7 @@ def run(
     task: Task = None,
     sets: Sets = None,
     detach: Annotated[bool, typer.Option("--detach", help="print the run's id and end")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="submit it with fewer known devices than it selects")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="submit it with fewer known devices than it wants")] = False,
     track: Track = None,
     json: Json = False,
     home: Home = None,
@@ -59,26 +64,48 @@ def run(
 
 
 def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
-    """Raise `TooFewClients` if a plan selects more devices than are known; at a terminal the person decides.
+    """Raise `TooFewClients` if a plan wants more devices than are known; at a terminal the person decides.
 
     Such a run would wait without an end, and nobody would see why before looking at it.
     """
     from thinwire.cli.local_state import again
     from thinwire.core.errors import TooFewClients
 
-    wanted = plan.cohort.clients
-    known = sum(row.state != "revoked" for row in store.roster.rows())
-    if not isinstance(wanted, int) or known >= wanted:
+    known = {row.name for row in store.roster.rows() if row.state != "revoked"}
+    if not (lacking := too_many(plan.cohort, known)):
         return
-    said = f"the plan selects {wanted} devices a round, and {known} are known"
+    said = f"the plan {', '.join(lacking.values())}, and {len(known)} are known"
     if sys.stdin.isatty() and sys.stderr.isatty():
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
             return
         raise typer.Exit(INTERRUPTED)
     raise TooFewClients(
         said, why="the run would wait until the others have joined",
-        hint=f"{again('devices list', home)}; a smaller [cohort] clients; or --yes to submit it and wait",
+        hint=f"{again('devices list', home)}; less in [cohort] {', '.join(lacking)}; or --yes to submit it and wait",
     )  # fmt: skip
+
+
+def too_many(cohort: CohortSection, known: Collection[str]) -> dict[str, str]:
+    """Return the keys of `[cohort]` that want more than the `known` devices, each with what it wants as a phrase.
+
+    With `wait_for = 1`, the default, a run begins with the first device that joins, so it wants none that is known.
+
+    >>> from thinwire.core.plan_schema import CohortSection
+    >>> too_many(CohortSection(clients=3, wait_for=["a", "b"]), {"a"})
+    {'clients': 'selects 3 devices a round', 'wait_for': 'waits for b (not known)'}
+    """
+    found = dict[str, str]()
+    if isinstance(cohort.clients, int) and cohort.clients > len(known):
+        found["clients"] = f"selects {cohort.clients} devices a round"
+    if isinstance(wait_for := cohort.wait_for, int):
+        if wait_for > max(1, len(known)):
+            found["wait_for"] = f"waits for {counted(wait_for, 'device')}"
+    elif absent := [name for name in wait_for if name not in known]:
+        more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+        found["wait_for"] = f"waits for {', '.join(absent[:SHOWN])}{more} (not known)"
+    if cohort.min_updates >= 1 and (needed := int(cohort.min_updates)) > len(known):
+        found["min_updates"] = f"needs {counted(needed, 'update')} a step"
+    return found
 
 
 def _detached(run_id: str, home: Path | None, json: bool) -> None:

@@ -96,11 +96,11 @@ def test_a_read_of_the_page_costs_the_same_after_six_times_the_rounds(tmp_path: 
 
 
 def test_a_page_that_follows_a_run_knows_what_a_new_one_reads(tmp_path: Path):
-    """`merge` of static/view.js, in Python: lines, points and assignments by their keys."""
+    """`merge` of static/view.js, in Python: lines, points and assignments by their keys, the slowest rounds whole."""
     with Store.open(tmp_path / "store.sqlite3", durable=False) as store:
         run = Teller.begin(store, Recipe("followed", 9, known=6, selected=4))
         reader, change, held = Reader(store), 0, 0
-        lines, updates = dict[int, Any](), dict[str, Any]()
+        lines, updates, worst = dict[int, Any](), dict[str, Any](), list[Any]()
         for _ in range(9):
             first, rest = (lambda: run.answer(run.assigned[:2])), (lambda: run.answer(run.assigned[2:]))
             for act in (run.open, first, rest, run.close):
@@ -113,9 +113,10 @@ def test_a_page_that_follows_a_run_knows_what_a_new_one_reads(tmp_path: Path):
                     updates.clear()
                 lines |= {line.round: line for line in view.lines}
                 updates |= {one.assignment_id: one for one in view.round.updates}
-                change, held = view.change, view.round.round
+                change, held, worst = view.change, view.round.round, worst if view.worst is None else view.worst
                 new = Reader(store).view(run.run_id)
                 assert new.round is not None
                 assert {line.round: line for line in new.lines} == lines
+                assert new.worst == worst
                 assert {one.assignment_id: one for one in new.round.updates} == updates
                 assert new.run.model_copy(update={"now": 0.0}) == view.run.model_copy(update={"now": 0.0})

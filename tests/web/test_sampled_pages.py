@@ -32,6 +32,8 @@ ROUTES = (
     "/api/v1/devices/{name}/health?until=1700003600", "/api/v1/devices/{name}/health.csv?until=1700003600",
     "/api/v1/invitations", "/api/v1/refusals",
     "/api/v1/runs/{run_id}/view", "/api/v1/runs/{run_id}/lines", "/api/v1/runs/{run_id}/clients",
+    "/api/v1/runs/{run_id}/view?client=0&sort=last_outcome", "/api/v1/runs/{run_id}/clients?sort=selected&down=true",
+    "/api/v1/runs/{run_id}/clients.csv?sort=state",
     "/api/v1/run-list", "/api/v1/run-list.csv", "/api/v1/compare?runs={run_id}", "/api/v1/compare.csv?runs={run_id}",
 )  # fmt: skip
 OTHERS = {

@@ -28,7 +28,7 @@ from thinwire.store.read_models import (
     WorkRow,
 )
 from thinwire.store.round_explanation import RoundExplanation, stored
-from thinwire.store.run_list import ALL, RunFilter, SortKey, counts_of, ids_of, in_order
+from thinwire.store.run_list import ALL, ClientKey, RunFilter, SortKey, clients_in_order, counts_of, ids_of, in_order
 from thinwire.store.tables import Checkpoint, Client, Device, Measure, Round, RoundPhase, Run, Update
 from thinwire.store.work_queue import run_row
 
@@ -148,6 +148,16 @@ class RunQueries:
         with self._database.reading() as connection:
             return [stored(*found) for found in connection.execute(wanted.order_by(Round.round))]
 
+    def slowest_rounds(self, run_id: str, count: int) -> list[RoundExplanation]:
+        """Return the stored explanations of the closed rounds that took longest, the slowest first.
+
+        An index has the rounds in this order, so no others are read.
+        """
+        wanted = select(Round.round, Round.seconds, Round.explanation).where(Round.run_id == run_id)
+        slowest = wanted.where(Round.seconds > 0).order_by(Round.seconds.desc(), Round.round.desc()).limit(count)
+        with self._database.reading() as connection:
+            return [stored(*found) for found in connection.execute(slowest) if found[2]]
+
     def most_waited_for(self, run_id: str) -> tuple[dict[str, int], dict[str, int]]:
         """Return the client that was the slowest of a round most often, and the one waited for in vain, with counts."""
         found = list[dict[str, int]]()
@@ -213,10 +223,12 @@ class RunQueries:
             wanted = wanted.where(own.round == round)
         return phase_rows(self._database.rows(wanted))
 
-    def clients(self, run_id: str, first: int = 0, count: int | None = None) -> list[ClientRow]:
-        """Return each device's part in a run, by name: `count` of them from the place `first` on."""
-        wanted = columns_of(Client, ClientRow).where(Client.run_id == run_id).order_by(Client.device)
-        return [ClientRow(**found) for found in self._database.rows(wanted.offset(first).limit(count))]
+    def clients(
+        self, run_id: str, first: int = 0, count: int | None = None, sort: ClientKey = "device", down: bool = False
+    ) -> list[ClientRow]:  # fmt: skip
+        """Return each device's part in a run, in this order: `count` of them from the place `first` on."""
+        ordered = clients_in_order(columns_of(Client, ClientRow).where(Client.run_id == run_id), sort, down)
+        return [ClientRow(**found) for found in self._database.rows(ordered.offset(first).limit(count))]
 
     def client_count(self, run_id: str) -> tuple[int, int]:
         """Return how many devices take part in a run, and how many of them were selected."""

@@ -1,20 +1,25 @@
-"""Read the list of runs: a page of those that match, in the order that a person chooses.
+"""Read the list of runs, and that of a run's clients: a page of them, in the order that a person chooses.
 
-Invariant: what a page costs depends on its length, and not on the number of runs: only its rows are read whole.
+Invariant: what a page costs depends on its length, and not on the number of runs: only its rows are read whole. That of
+a page of clients depends in addition on their number, and not on the number of rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import ColumnElement, Select, Text, cast, func, or_, select
 
 from thinwire.store.database import Database
-from thinwire.store.tables import Run
+from thinwire.store.tables import Client, Run
 
 SortKey = Literal["number", "run_id", "task", "status", "rounds", "best", "bytes", "seconds", "started"]
+ClientKey = Literal[
+    "device", "last_outcome", "selected", "aggregated", "late", "dropped", "failed", "payload_up", "payload_down",
+    "wire_up", "wire_down",
+]  # fmt: skip
 MAX_SEARCH: Final = 100  # characters
 
 
@@ -80,6 +85,13 @@ def _order(sort: str) -> ColumnElement[object]:
         "seconds": own.finished_at - own.started_at, "started": own.started_at,
     }  # fmt: skip
     return expressions[sort]
+
+
+def clients_in_order(wanted: Select[Any], sort: ClientKey, descending: bool) -> Select[Any]:
+    """Return a query of a run's clients in this order; those without the value come last, in either direction."""
+    own = Client.__table__.columns
+    by = own.aggregated_count + own.late if sort == "aggregated" else own[sort]
+    return wanted.order_by(by.is_(None), by.desc() if descending else by.asc(), own.device)
 
 
 def _literal(word: str) -> str:

@@ -93,7 +93,11 @@ class Round(Traffic, Outcomes, Base):
     """Holds a round of a run: its decisions, its result and its sums."""
 
     __tablename__ = "rounds"
-    __table_args__ = (Index(None, "run_id", "changed"), Index(None, "run_id", "point"))
+    __table_args__ = (
+        Index(None, "run_id", "changed"),
+        Index(None, "run_id", "point"),
+        Index(None, "run_id", "seconds", "round"),  # the slowest ones
+    )
 
     run_id: Mapped[str] = _run()
     round: Mapped[int] = mapped_column(Integer, primary_key=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, cast
 
 from thinwire.core.events import ENDED
 from thinwire.reports import secure_rounds
 from thinwire.reports.reason_text import sentence
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, WorkRow
+from thinwire.store.run_list import ClientKey
 from thinwire.web import round_schemas, schemas
 
+ShownKey = Literal[ClientKey, "state", "examples", "residual_ratio"]  # what a table of clients is sorted by
 LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
 HEAT_ROUNDS = 60  # of a heat map at most, as of the strip of rounds above it
 HEAT_ROWS = 200  # of a heat map: more clients are put together in bins
@@ -23,13 +26,21 @@ class Clients:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def page(self, row: RunRow, first: int = 0, count: int | None = None) -> schemas.Clients:
-        """Return `count` clients of a run from the place `first` on: those that take part by name, then the others."""
+    def page(
+        self, row: RunRow, first: int = 0, count: int | None = None, sort: ShownKey = "device", down: bool = False
+    ) -> schemas.Clients:  # fmt: skip
+        """Return `count` clients of a run from the place `first` on: those that take part in this order, then the
+        others by name. What follows from the latest rounds is in no table, and sorts all of them together.
+        """
         store = self._store
+        if sort in BY_LATEST:
+            every = self.page(row)
+            shown = sorted_by(every.clients, BY_LATEST[sort], down)[first:]
+            return every.model_copy(update={"first": first, "clients": shown[:count]})
         there, selected = store.client_count(row.run_id)
         rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         newest = rounds[-1] if rounds else None
-        clients = store.clients(row.run_id, first, count)
+        clients = store.clients(row.run_id, first, count, cast(ClientKey, sort), down)
         reasons = {} if newest is None or row.status in ENDED else self._reasons(row, newest)
         absent = store.strangers(row.run_id, list(reasons))
         end = None if count is None else max(0, first + count - there)
@@ -67,6 +78,20 @@ class Clients:
         else:
             others = {name for name, at in self._store.online_since().items() if at <= newest.opened_at}
         return {**dict.fromkeys(sorted(others.difference(newest.selected)), "not sampled"), **reasons}
+
+
+BY_LATEST: Final[Mapping[str, Callable[[schemas.Client], Any]]] = {
+    "state": lambda one: one.state, "examples": lambda one: one.examples or None,
+    "residual_ratio": lambda one: one.residual_ratio,
+}  # fmt: skip
+
+
+def sorted_by(
+    clients: Sequence[schemas.Client], value: Callable[[schemas.Client], Any], down: bool
+) -> list[schemas.Client]:  # fmt: skip
+    """Return the clients by this value, those without one last in either direction; equal ones stay in their order."""
+    known = sorted((one for one in clients if value(one) is not None), key=value, reverse=down)
+    return known + [one for one in clients if value(one) is None]
 
 
 def heat_map(numbers: Sequence[int], lengths: Mapping[int, float], work: Sequence[WorkRow]) -> round_schemas.Heat:

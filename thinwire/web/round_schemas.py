@@ -205,6 +205,19 @@ class RoundPage(Went, Round):
     now: float
 
 
+class WorstRound(Answer):
+    """Holds one of the slowest closed rounds of a run. `slowest` is the device whose reply came last, "" if none came.
+
+    `waited_count` devices kept the round open after that; `waited_for` names the first of them.
+    """
+
+    round: int
+    seconds: float
+    slowest: str
+    waited_for: list[str]
+    waited_count: int
+
+
 class RunView(Answer):
     """Holds what a run's page shows if `whole`, otherwise what has changed of it since the requested change.
 
@@ -213,6 +226,7 @@ class RunView(Answer):
     - `points` and `spent` are those of the curves, thinned to a bounded number; a view that is not whole has none, and
       its `lines` go on with them.
     - `round` is the chosen one, null before the first. `clients` are null if they were not requested.
+    - `worst` are the slowest rounds, null if no round has closed since; none of a run with Poisson sampling.
     """
 
     change: int
@@ -225,6 +239,7 @@ class RunView(Answer):
     spent: list[SpentPoint]
     round: RoundPage | None
     clients: Clients | None
+    worst: list[WorstRound] | None
 
 
 class HeatRow(Answer):

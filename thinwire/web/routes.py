@@ -32,6 +32,7 @@ from thinwire.reports.sweep_results import groups
 from thinwire.store import RunOrder
 from thinwire.web import round_schemas, schemas
 from thinwire.web.access import API, ReaderDep, SettingsDep, StoreDep, Who, from_state, visitor
+from thinwire.web.client_queries import ShownKey
 from thinwire.web.connections import STILL_HERE, Places, Watch
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.settings import aggregator
@@ -178,10 +179,10 @@ def run(reader: ReaderDep, run_id: RunId) -> schemas.RunPage:
 @router.get("/runs/{run_id}/view", response_model=round_schemas.RunView)
 def view(
     reader: ReaderDep, run_id: RunId, since: Change = 0, number: Chosen = 0, held: Change = 0,
-    first_client: AnyClient = None,
+    first_client: AnyClient = None, sort: ShownKey = "device", down: bool = False,
 ) -> Response:  # fmt: skip
-    """Return what the run's page shows, or what has changed of it `since` a change."""
-    return _once(reader.view(run_id, since, number, held, first_client))
+    """Return what the run's page shows, or what has changed of it `since` a change; its clients are sorted."""
+    return _once(reader.view(run_id, since, number, held, first_client, sort, down))
 
 
 @router.post("/runs/{run_id}/{verb}", status_code=202)
@@ -219,9 +220,12 @@ def heat(reader: ReaderDep, run_id: RunId, first: Since = 1, last: Last = 2**31 
 
 
 @router.get("/runs/{run_id}/clients")
-def clients(reader: ReaderDep, run_id: RunId, first: FirstClient = 0, count: Count = 50) -> schemas.Clients:
-    """Return a page of the clients of a run."""
-    return reader.clients(run_id, first, count)
+def clients(
+    reader: ReaderDep, run_id: RunId, first: FirstClient = 0, count: Count = 50, sort: ShownKey = "device",
+    down: bool = False,
+) -> schemas.Clients:  # fmt: skip
+    """Return a page of the clients of a run, in this order."""
+    return reader.clients(run_id, first, count, sort, down)
 
 
 @router.get("/runs/{run_id}/rounds/{number}", response_model=round_schemas.RoundPage)
@@ -255,9 +259,9 @@ def updates_csv(reader: ReaderDep, run_id: RunId, number: OfRound = None) -> Res
 
 
 @router.get("/runs/{run_id}/clients.csv", response_class=Response, include_in_schema=False)
-def clients_csv(reader: ReaderDep, run_id: RunId) -> Response:
-    """Return the clients of a run."""
-    return as_csv(reader.clients(run_id).clients, schemas.Client, f"{run_id}-clients")
+def clients_csv(reader: ReaderDep, run_id: RunId, sort: ShownKey = "device", down: bool = False) -> Response:
+    """Return the clients of a run, in this order."""
+    return as_csv(reader.clients(run_id, sort=sort, down=down).clients, schemas.Client, f"{run_id}-clients")
 
 
 def as_csv(rows: Sequence[BaseModel], kind: type[BaseModel], name: str) -> Response:

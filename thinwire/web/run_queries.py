@@ -26,7 +26,7 @@ from thinwire.store.explaining import explain_run, totals_of
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.round_timing import clock_was_set, down_s, open_text, phases_of, stretches, turns
 from thinwire.web import round_schemas, schemas
-from thinwire.web.client_queries import Clients
+from thinwire.web.client_queries import Clients, ShownKey
 from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, overlaps, run_sentence
 
 Shown = TypeVar("Shown", bound=schemas.Run)
@@ -34,6 +34,7 @@ Shown = TypeVar("Shown", bound=schemas.Run)
 POINTS: Final = 400  # most points of a curve: a screen's width has 1 000 to 2 000 pixels for two curves
 LINES: Final = 60  # newest rounds of a page
 MOST_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
+WORST: Final = 5  # slowest rounds of a page
 EARLIER_ROUNDS: Final = 20  # rounds in which earlier assignments are searched
 LATEST_ROUNDS: Final = 3  # rounds in which the latest version with metrics is searched
 KEPT_RUNS: Final = 8
@@ -67,13 +68,14 @@ class Reader:
         return schemas.RunPage(**dict(self._now(row)), **self._about(row), clients=self._clients.page(row).clients)
 
     def view(
-        self, name: str, since: int = 0, number: int = 0, held: int = 0, first_client: int | None = None
+        self, name: str, since: int = 0, number: int = 0, held: int = 0, first_client: int | None = None,
+        sort: ShownKey = "device", down: bool = False,
     ) -> round_schemas.RunView:  # fmt: skip
         """Return what a run's page shows, or what has changed of it since the view with the change `since`.
 
         `number` is the chosen round, 0 for the one that takes replies. Of the round `held` the browser has what it was
-        at `since`. Without `first_client` the view has no clients. In a run with Poisson sampling every view is
-        whole: the number of changes would tell how many clients were sampled.
+        at `since`. Without `first_client` the view has no clients, else a page of them by `sort`. In a run with Poisson
+        sampling every view is whole: the number of changes would tell how many clients were sampled.
         """
         store, row = self._store, self._store.run(name)
         opened, change = (
@@ -91,7 +93,8 @@ class Reader:
             points=list(map(_point, store.points(row.run_id, POINTS) if whole else ())),
             spent=_spent_points(spent) if whole else [],
             round=self._round_page(row, number, 0 if whole or held != number else since) if number else None,
-            clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS),
+            clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS, sort, down),
+            worst=self._worst(row) if whole or any(one.reason for one in changed) else None,
         )  # fmt: skip
 
     def lines(self, name: str, first: int, last: int) -> list[round_schemas.RoundLine]:
@@ -158,13 +161,26 @@ class Reader:
         of = {found.round: found for found in self._store.rounds(row.run_id, number or 1, number)}
         return [update(one, of.get(one.round), hidden=hidden) for one in self._store.updates(row.run_id, number)]
 
-    def clients(self, name: str, first: int = 0, count: int | None = None) -> schemas.Clients:
-        """Return the clients of a run, `count` of them from the place `first` on."""
-        return self._clients.page(self._store.run(name), first, count)
+    def clients(
+        self, name: str, first: int = 0, count: int | None = None, sort: ShownKey = "device", down: bool = False
+    ) -> schemas.Clients:  # fmt: skip
+        """Return the clients of a run in this order, `count` of them from the place `first` on."""
+        return self._clients.page(self._store.run(name), first, count, sort, down)
 
     def heat(self, name: str, first: int, last: int) -> round_schemas.Heat:
         """Return rounds by clients, of the newest rounds from `first` to `last`."""
         return self._clients.heat(self._store.run(name), first, last)
+
+    def _worst(self, row: RunRow) -> list[round_schemas.WorstRound]:
+        """Return the slowest rounds; none of a run with Poisson sampling, where their order may follow the samples."""
+        found = [] if is_sampled(row.plan) else self._store.slowest_rounds(row.run_id, WORST)
+        return [
+            round_schemas.WorstRound(
+                round=one.round, seconds=one.seconds, slowest=one.device, waited_for=list(one.waited_for[:NAMED]),
+                waited_count=len(one.waited_for),
+            )
+            for one in found
+        ]  # fmt: skip
 
     def _now(self, row: RunRow) -> schemas.RunNow:
         """Return a run as it is now, without its plan."""
@@ -237,6 +253,7 @@ class Reader:
 
 Spent = tuple[PrivacyState, Mapping[int, tuple[float | None, float | None]]] | None
 CLIENTS: Final = 50  # of a page
+NAMED: Final = 2  # devices that a slow round names
 
 
 def update(

@@ -98,12 +98,21 @@ export const Section = ({ id, title, aside, table, setTable, csv, json, children
     ${children}
   </section>`;
 
+/** The heading of a column by which a table is sorted: the chosen one turns round, another begins rising, or `falling`. */
+export const Heading = ({ column, sort, up, order }) => {
+  const here = sort === column.key;
+  return html`
+    <th scope="col" role="columnheader" class=${column.right ? "right" : ""} aria-sort=${here ? (up ? "ascending" : "descending") : "none"}>
+      <button type="button" class=${here ? "sort here" : "sort"} onClick=${() => order(column.key, column.falling)}>${column.title}<i aria-hidden="true">${here ? (up ? "▲" : "▼") : ""}</i></button></th>`;
+};
+
 /** Rows: [{key, title, right, cell(row)}]. Scrolls sideways by itself, never the whole page; where it `stacks`, a narrow
- * screen shows each row as a block of its own (the roles are said, for such a layout takes them away). */
-export const Table = ({ label, columns, rows, empty, rowClass, stacks, keyOf }) => html`
+ * screen shows each row as a block of its own (the roles are said, for such a layout takes them away). With `sorted`
+ * ({sort, up, order}) each heading is a button that sorts by its column. */
+export const Table = ({ label, columns, rows, empty, rowClass, stacks, keyOf, sorted }) => html`
   <div class=${stacks ? "scroll tall" : "scroll"} tabindex="0" role="region" aria-label=${label}>
     <table class=${stacks ? "stack" : ""} role="table">
-      <thead role="rowgroup"><tr role="row">${columns.map((c) => html`<th scope="col" role="columnheader" class=${c.right ? "right" : ""}>${c.title}</th>`)}</tr></thead>
+      <thead role="rowgroup"><tr role="row">${columns.map((c) => (sorted ? html`<${Heading} key=${c.key} column=${c} ...${sorted} />` : html`<th scope="col" role="columnheader" class=${c.right ? "right" : ""}>${c.title}</th>`))}</tr></thead>
       <tbody role="rowgroup">
         ${rows.map((row) => html`
           <tr role="row" key=${keyOf ? keyOf(row) : undefined} class=${rowClass ? rowClass(row) : ""}>

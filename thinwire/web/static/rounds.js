@@ -14,7 +14,7 @@ import { Went } from "./went.js";
 const SHOWN = 60; // rounds in the strip at once
 const NAMED = 8; // clients that are named with the reason why they are not selected
 
-export const Rounds = ({ run, opened, lines, round, news, chosen, choose, error }) => {
+export const Rounds = ({ run, opened, lines, round, worst, news, chosen, choose, error }) => {
   const [table, setTable] = useTable("gantt");
   const last = opened;
   const newest = (lines.find((r) => !r.reason) ?? lines.at(-1)).round; // the round that takes replies; rounds after it may have assignments already
@@ -35,7 +35,31 @@ export const Rounds = ({ run, opened, lines, round, news, chosen, choose, error 
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
       ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${stoodStill(news)} />`}${table ? html`<${Assignments} round=${shown} />` : html`${shown.updates.length + shown.late_aggregated.length > MOST_BARS && html`<${HeatMap} run=${run} rounds=${strip.rows ?? []} number=${number} pick=${pick} />`}<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
+      ${worst?.length > 1 && html`<${Worst} rounds=${worst} number=${number} pick=${pick} />`}
     <//>`;
+};
+
+/** The rounds that took longest, each with the device that it waited for, as links that open them above. */
+const Worst = ({ rounds, number, pick }) => {
+  const open = (event, n) => {
+    if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault();
+    pick(n);
+    document.getElementById("rounds").scrollIntoView({ block: "start" });
+  };
+  return html`
+    <h3 id="worst-title">Slowest rounds</h3>
+    <ol class="worst" aria-labelledby="worst-title">
+      ${rounds.map((r) => html`<li key=${r.round}>
+        <a href=${`?round=${r.round}`} aria-current=${r.round === number ? "true" : "false"} onClick=${(event) => open(event, r.round)}>Round ${r.round}</a>${" "}
+        <b>${seconds(r.seconds)}</b>${waited(r)}</li>`)}
+    </ol>`;
+};
+
+const waited = ({ slowest, waited_for, waited_count }) => {
+  const more = waited_count - waited_for.length;
+  const names = waited_count ? `${waited_for.join(", ")}${more ? ` and ${more} more` : ""}` : slowest;
+  return names && html`<span class="faint">, waited for ${names}</span>`;
 };
 
 const Steps = ({ number, last, following, pick }) => html`

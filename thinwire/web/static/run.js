@@ -2,7 +2,7 @@
 import { Actions } from "./actions.js";
 import { get, post } from "./api.js";
 import { Bytes } from "./bytes.js";
-import { Clients } from "./clients.js";
+import { Clients, useClients } from "./clients.js";
 import { DeviceTable, joinCommand } from "./devices.js";
 import { ENDED, html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
@@ -23,7 +23,8 @@ const ORDERED = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running
 
 export const RunPage = ({ id, news }) => {
   const [chosen, choose] = useQuery("round", null);
-  const [clients, setClients] = useState(0); // place of the first one that is shown
+  const shown = useClients();
+  const clients = shown.query; // which of them, and in which order
   const known = useRef({ view: null, clients: null, at: 0 });
   const read = async () => {
     const now = known.current;
@@ -63,7 +64,7 @@ export const RunPage = ({ id, news }) => {
       <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
     ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} />`}
-    ${data.clients?.total ? html`<${Clients} run=${run} page=${data.clients} turn=${setClients} />` : null}
+    ${data.clients?.total ? html`<${Clients} run=${run} page=${data.clients} shown=${shown} />` : null}
     <${Plan} run=${run} />
     <${Journal} id=${run.run_id} />`;
 };

@@ -6,7 +6,7 @@ import { ago, bytes, count, metric, plural, seconds, when } from "./format.js";
 import { Gone } from "./frame.js";
 import { Pager } from "./lines.js";
 import { serverNow, useReading } from "./live.js";
-import { Command, Icon, Refusal, Section, Status } from "./parts.js";
+import { Command, Heading, Icon, Refusal, Section, Status } from "./parts.js";
 import { useQuery } from "./query.js";
 
 const PAGE = 50;
@@ -139,13 +139,6 @@ const COLUMNS = [
   { key: "started", title: "Started", right: true, falling: true, cell: (r) => when(r.started_at, serverNow()) },
   { key: "disk", title: "Disk", right: true, falling: true, cell: (r) => bytes(r.disk_bytes) },
 ];
-
-const Heading = ({ column, sort, up, order }) => {
-  const here = sort === column.key;
-  return html`
-    <th scope="col" role="columnheader" class=${column.right ? "right" : ""} aria-sort=${here ? (up ? "ascending" : "descending") : "none"}>
-      <button type="button" class=${here ? "sort here" : "sort"} onClick=${() => order(column.key, column.falling)}>${column.title}<i aria-hidden="true">${here ? (up ? "▲" : "▼") : ""}</i></button></th>`;
-};
 
 const RunTable = ({ runs, sort, up, order, picked, toggle }) => html`
   <div class="scroll tall" tabindex="0" role="region" aria-label="Table of runs">

@@ -2,22 +2,23 @@
 const LINES = 60; // newest rounds that are kept
 const MOST_POINTS = 800; // of a curve, until a thinner one is read
 
-/** The address of the next view, after `old`, with the chosen round (0: the one that takes replies). */
+/** The address of the next view, after `old`, with the chosen round (0: the one that takes replies); `clients` asks for a page of them. */
 export const address = (id, old, round, clients) => {
   const since = !old || old.points.length > MOST_POINTS ? 0 : old.change;
   const held = old?.round?.round ?? 0;
-  return `runs/${id}/view?since=${since}&round=${round}&held=${held}${clients === null ? "" : `&client=${clients}`}`;
+  return `runs/${id}/view?since=${since}&round=${round}&held=${held}${clients === null ? "" : `&${clients}`}`;
 };
 
 export const merge = (old, view) => {
   const run = { ...old?.run, ...view.about, ...view.run };
   const clients = view.clients ?? old?.clients;
-  if (view.whole || !old) return { ...view, run, clients };
+  const worst = view.worst ?? old?.worst;
+  if (view.whole || !old) return { ...view, run, clients, worst };
   const round = !view.round || view.round.whole ? view.round : { ...view.round, updates: put(old.round.updates, view.round.updates, (u) => u.assignment_id, byDevice) };
   const lines = put(old.lines, view.lines, (r) => r.round, byRound).slice(-LINES);
   const points = put(old.points, view.lines.filter((r) => Object.keys(r.metrics).length), (r) => r.round, byRound);
   const spent = put(old.spent, view.lines.filter((r) => r.epsilon_run !== null), (r) => r.round, byRound);
-  return { ...view, run, clients, round, lines, points, spent };
+  return { ...view, run, clients, worst, round, lines, points, spent };
 };
 
 const byRound = (a, b) => a.round - b.round;

@@ -77,6 +77,24 @@ def sparse(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def origins(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return where each value of a resolved plan comes from, by section and key: `plan`, `default` or `derived`.
+
+    A stored plan does not tell who set a key: `plan` is a value other than the default, whether from the file, `--set`
+    or a clone, and `default` one that equals it. `derived` is a delta that the plan left out.
+
+    >>> origins({"run": {"task": "digits", "rounds": 20}, "local": {"lr": 0.5}})
+    {'run': {'task': 'plan', 'rounds': 'default'}, 'local': {'lr': 'plan'}}
+    """
+    given, found = sparse(values), dict[str, dict[str, str]]()
+    for section, name, field in plan_keys():
+        table = values.get(section)
+        if isinstance(table, Mapping) and name in table:
+            known = "default" if is_default(field, table[name]) else "derived"
+            found.setdefault(section, {})[name] = "plan" if name in given.get(section, {}) else known
+    return found
+
+
 def plan_text(plan: RunPlan) -> str:
     """Return a plan as the TOML that a person would type: the keys that differ from their defaults.
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from thinwire.core.errors import NotFound
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
+from thinwire.core.plan_text import origins
 from thinwire.core.run_events import is_sampled
 from thinwire.reports import secure_rounds
 from thinwire.reports.alerting import divergence
@@ -216,7 +217,10 @@ class Reader:
         """Return the facts of a run that only more rounds change."""
         digest, version = Layout.from_json(row.layout).digest, row.task_report.version
         estimate = self._store.commands.args_of(START_RUN, row.run_id).get("estimate")
-        return {"plan": row.plan, "layout_digest": digest, "task_version": version, "estimate": estimate}
+        return {
+            "plan": row.plan, "origins": origins(row.plan), "layout_digest": digest, "task_version": version,
+            "estimate": estimate,
+        }  # fmt: skip
 
     def _current(self, row: RunRow, opened: int) -> int:
         """Return the first open round, or the last one; 0 if there is none."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -189,10 +189,13 @@ class About(Answer):
     """Holds the facts of a run that do not change, except by more rounds: these change the plan, and leave a note.
 
     `estimate` is the cost that was expected when the dashboard ordered the run; null for a run of the command line.
+    `origins` says of each key of the plan, by section: `plan` (the value differs from the default), `default` (it
+    equals the default), or `derived` (the plan left it out, and other keys decide it).
     """
 
     estimate: dict[str, float | None] | None = None
     plan: dict[str, Any]
+    origins: dict[str, dict[str, Literal["plan", "default", "derived"]]]
     layout_digest: str
     task_version: str
 

@@ -176,8 +176,9 @@ const Plan = ({ run }) => html`
     <details class="more"><summary>All keys, and the digests that bind them</summary>
       <div class="keys">
         ${Object.entries(run.plan).map(([section, keys]) => [section, given(keys)]).filter(([, keys]) => keys.length).map(([section, keys]) => html`
+      <p class="faint">The store keeps the resolved plan. <i>plan</i>: the value is not the default, whether the file, <code>--set</code> or a clone set it. <i>default</i>: it equals the default. <i>derived</i>: the plan left it out, and other keys decide it.</p>
           <div><h3>[${section}]</h3>
-            <dl>${keys.map(([key, value]) => html`<div><dt>${key}</dt><dd>${typeof value === "object" ? JSON.stringify(value) : String(value)}</dd></div>`)}</dl>
+            <dl>${keys.map(([key, value]) => html`<div class=${run.origins[section]?.[key] === "default" ? "" : "set"}><dt>${key}</dt><dd>${typeof value === "object" ? JSON.stringify(value) : String(value)}<small>${run.origins[section]?.[key]}</small></dd></div>`)}</dl>
           </div>`)}
         <div><h3>digests</h3><dl>
           <div><dt>layout</dt><dd class="hex">${run.layout_digest}</dd></div>

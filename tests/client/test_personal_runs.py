@@ -17,8 +17,8 @@ from thinwire.client.train.protocol import ClientInfo
 from thinwire.core import RunPlan
 from thinwire.core.events import Evaluated, StateLost
 from thinwire.core.statedir import AggregatorHome, private_folder
+from thinwire.reports.stored_models import stored_model
 from thinwire.server.ended_runs import extend_run
-from thinwire.server.model_files import stored_model
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.submit import submit

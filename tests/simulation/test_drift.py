@@ -17,7 +17,7 @@ from thinwire.client.task_check import rehearse
 from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core import RunPlan
 from thinwire.core.statedir import AggregatorHome
-from thinwire.server.model_files import stored_model
+from thinwire.reports.stored_models import stored_model
 from thinwire.simulation import History, run_sim, simulate
 from thinwire.store import Store
 

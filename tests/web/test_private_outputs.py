@@ -95,12 +95,13 @@ def made(plan: Path, home: Path) -> Outputs:
         for words in commands:
             shown[words] = said(words.format(out=out), home)
     with Store.open(home / "aggregator" / "store.sqlite3") as store:
-        app = create_app(Settings(store.url, port=8080), store)
+        app = create_app(Settings(store.url, port=8080, lock=home / "aggregator" / "lock"), store)
         with TestClient(app, base_url=HOST) as client:
             client.post("/login", data={"code": store.logins.new_code()})
             for path in gets(app.app):
                 if path not in STREAMS:
-                    shown[path] = client.get(path.format(run_id="digits-1", number=1, name=CLIENT)).content
+                    names = {"run_id": "digits-1", "number": 1, "name": CLIENT, "version": "last"}
+                    shown[path] = client.get(path.format(**names)).content
     for file in sorted(home.rglob("*")):
         if file.is_file():
             shown[str(file.relative_to(home))] = file.read_bytes()

@@ -34,12 +34,13 @@ ROUTES = (
     "/api/v1/runs/{run_id}/view", "/api/v1/runs/{run_id}/lines", "/api/v1/runs/{run_id}/clients",
     "/api/v1/runs/{run_id}/view?client=0&sort=last_outcome", "/api/v1/runs/{run_id}/clients?sort=selected&down=true",
     "/api/v1/runs/{run_id}/clients.csv?sort=state",
+    "/api/v1/runs/{run_id}/models",
     "/api/v1/run-list", "/api/v1/run-list.csv", "/api/v1/compare?runs={run_id}", "/api/v1/compare.csv?runs={run_id}",
 )  # fmt: skip
 OTHERS = {
     "/api/v1/live", "/api/v1/devices/{name}/revocations/{number}", "/api/v1/session", "/api/v1/users", "/api/v1/tokens",
     "/api/v1/audit", "/api/v1/audit.csv", "/api/v1/alerts", "/api/v1/alerts.csv", "/api/v1/plans/schema",
-    "/api/v1/plans/tasks", "/api/v1/orders/{number}",
+    "/api/v1/plans/tasks", "/api/v1/orders/{number}", "/api/v1/runs/{run_id}/models/{version}",
     "/api/v1/runs/{run_id}/events", "/api/v1/runs/{run_id}/events/stream",  # tests/web/test_event_feed.py compares them
 }  # fmt: skip
 """The stream has the number of `Store.changes`, which has a test of its own; the others tell of no reply of a run."""

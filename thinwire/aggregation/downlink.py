@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
-from thinwire.aggregation.mean import buffer_codec, float_buffers, float_values, kept_type
+from thinwire.aggregation.mean import buffer_codec, float_buffers, float_values, kept_type, unpack_fixed
 from thinwire.aggregation.mean import counters as counted
 from thinwire.compression import frame
 from thinwire.compression.base import BLOCK, BoundCodec, NoGuarantee, contraction
@@ -175,7 +176,7 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= DIGITS
 
 
-FULL, BUFFERS = "full", "buffers"
+FULL, BUFFERS, FIXED = "full", "buffers", "fixed"
 
 
 def digest(params: Vector) -> str:
@@ -245,6 +246,37 @@ def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vecto
         if float_buffers(layout):
             buffers = _read_buffers(file, path, layout, parts[-1])
     return params, buffers, digest(params)
+
+
+def read_version(
+    path: Path, layout: Layout, version: int, recorded: str, parts: Sequence[tuple[str, int, str]]
+) -> tuple[Vector, Vector]:
+    """Return (params, buffers) of a model version with its recorded digest and parts (name, length, SHA-256).
+
+    Raise DataLost if its file is missing or differs from the record.
+    """
+    try:
+        params, buffers, found = read_model(path, layout, [Part(*part) for part in parts])
+    except OSError as error:
+        raise DataLost(f"model version {version} is not readable", why=str(error), hint="restore a backup") from error
+    if found != recorded:
+        raise DataLost(
+            f"model version {version} is damaged",
+            why=f"its digest is {found[:12]}, recorded was {recorded[:12]}",
+            hint="restore a backup, or start again from an older version: [run] init",
+        )
+    return params, buffers
+
+
+def read_fixed(folder: Path, layout: Layout) -> Fixed:
+    """Return the fixed tensors of a run from its folder; raise DataLost if reading fails."""
+    path = folder / FIXED
+    try:
+        return unpack_fixed(layout, path.read_bytes() if path.exists() else b"")
+    except (OSError, BadPayload, SafetensorError) as error:
+        raise DataLost(
+            "the run's tensors that no training changes are not readable", why=str(error), hint="restore a backup"
+        ) from error
 
 
 def named_tensors(

@@ -1,17 +1,8 @@
-"""Models as .safetensors files with the names of the task's state_dict, which load without Thinwire.
-
-Tied weights are stored under each of their names, so that `load_state_dict` takes the file unchanged. All buffers are
-included. Frozen tensors are left out, because the task's model() makes them, unless it draws them at random.
-
-`StoredModel` is a version of a run: that of a round, the best or the last. `read_model_file` reads a file as the first
-model of a run.
-"""
+"""The first model of a run: read from a .safetensors file, or from a version of another run (`[run] init`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,38 +11,18 @@ from numpy.typing import NDArray
 
 from thinwire.core.plan_names import named_model
 from thinwire.core.statedir import AggregatorHome
+from thinwire.reports.stored_models import StoredModel, stored_model
 
 if TYPE_CHECKING:
     from thinwire.core import Layout, RunPlan, Vector
     from thinwire.core.layout import Tensor
     from thinwire.core.types import Fixed
-    from thinwire.store import ModelRow, RunRow, Store
+    from thinwire.store import RunRow, Store
 
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 COMPLEX = ("C64",)
-
-
-def write_model_file(
-    path: Path,
-    layout: Layout,
-    params: Vector,
-    buffers: Vector,
-    counters: Mapping[str, int],
-    fixed: Fixed,
-    about: Mapping[str, str],
-) -> list[str]:
-    """Write the model atomically and return the tensors' names, sorted; `about` becomes the file's metadata."""
-    from safetensors.numpy import save
-
-    from thinwire.aggregation.downlink import named_tensors
-    from thinwire.core.statedir import write_atomically
-
-    tensors = named_tensors(layout, params, buffers, counters, fixed)
-    metadata = {**about, "format": "pt", "tied": " ".join(f"{other}={name}" for other, name in layout.aliases)}
-    write_atomically(path, save(tensors, metadata), mode=0o644)
-    return sorted(tensors)
 
 
 def read_model_file(
@@ -142,160 +113,6 @@ def _same(found: NDArray[Any], made: NDArray[Any]) -> bool:
 def _flat(values: NDArray[Any]) -> Vector:
     """Return a tensor as a flat float32 vector."""
     return np.ascontiguousarray(values, np.float32).reshape(-1)
-
-
-AVERAGE = "average"
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """A model version with all its parts; the algorithm's own vectors behind the parameters are left out."""
-
-    run: RunRow
-    row: ModelRow
-    layout: Layout
-    params: Vector
-    buffers: Vector
-    fixed: Fixed
-    metrics: Mapping[str, float]
-
-    def about(self) -> dict[str, str]:
-        """Return the metadata of the exported file."""
-        from thinwire import __version__
-
-        return {
-            "thinwire": __version__,
-            "run": self.run.run_id,
-            "task": self.run.task,
-            "version": str(self.row.version),
-            "digest": self.row.digest,
-            "layout_digest": self.layout.digest,
-            "metrics": json.dumps(dict(self.metrics)),
-            **({"buffers": said} if (said := self.statistics) else {}),
-            **({"frozen": " ".join(frozen)} if (frozen := self.frozen) else {}),
-            **({"personal_layers": " ".join(own)} if (own := self.personal_layers) else {}),
-        }
-
-    @property
-    def statistics(self) -> str:
-        """Return the source of the model's float buffers, such as BatchNorm statistics; "" without any."""
-        from thinwire.aggregation import float_buffers
-
-        kept = str(dict(self.run.plan["local"]).get("buffers", AVERAGE))
-        if not float_buffers(self.layout):
-            return ""
-        if kept != AVERAGE:
-            return f'those of the first model, not of any client: [local] buffers = "{kept}"'
-        return "the mean over clients" if self.row.version else "those of the first model"
-
-    @property
-    def frozen(self) -> list[str]:
-        """Return the names of the tensors that are not in the file."""
-        return [t.name for t in self.layout.of_role("frozen") if t.name not in self.fixed]
-
-    @property
-    def personal_layers(self) -> list[str]:
-        """Return the globs of the tensors that stay on each client; neither this model nor its file has them."""
-        return [str(glob) for glob in dict(self.run.plan["local"]).get("personal_layers", ())]
-
-    def export(self, path: Path) -> list[str]:
-        """Write the model to a .safetensors file and return the tensors' names."""
-        return write_model_file(
-            path, self.layout, self.params, self.buffers, self.row.counters, self.fixed, self.about()
-        )
-
-
-def stored_model(store: Store, home: AggregatorHome, run_id: str, which: str) -> StoredModel:
-    """Return a model version of a run; `which` is "last", "best" or the number of a round (0: the first model).
-
-    `NotFound` if the version is the first model and `which` is not 0, so that nobody takes an untrained model by
-    mistake; also if the plan did not keep that version.
-    """
-    run = store.run(run_id)
-    version = _version(store, run, which)
-    if version == 0 and which != "0":
-        raise _untrained(run, which)
-    return stored_version(store, home, run, version, which)
-
-
-def stored_version(store: Store, home: AggregatorHome, run: RunRow, version: int, which: str = "") -> StoredModel:
-    """Return a model version of a run by its number; `NotFound` if it is not kept. `which` is how a person named it."""
-    from thinwire.aggregation.control_variates import algorithm_of, carried
-    from thinwire.core import Layout, RunPlan
-    from thinwire.core.errors import NotFound
-    from thinwire.core.events import ModelStored
-    from thinwire.server.model_store import Versions
-
-    row = next((m for m in store.models(run.run_id) if m.version == version), None)
-    layout = Layout.from_json(run.layout)
-    travels = carried(algorithm_of(RunPlan.from_json(run.plan)), layout)
-    folder = Versions(home.run(run.run_id), travels)
-    if row is None or not folder.path(version).exists():
-        raise NotFound(
-            f"{run.run_id} no longer has the model of round {which or version}",
-            why=f'its plan keeps "{run.plan["run"]["keep"]}"',
-            hint='--round best or last; [run] keep = "all" keeps every round\'s',
-        )
-    stored = ModelStored(row.at, row.version, row.digest, row.file, row.parts, row.counters)
-    params, buffers = folder.read(stored)
-    fixed, metrics = folder.read_fixed(), _metrics(store, run, version)
-    return StoredModel(run, row, layout, params[: layout.size], buffers, fixed, metrics)
-
-
-def _untrained(run: RunRow, which: str) -> Exception:
-    """Return the error for a version that is the first model."""
-    from thinwire.core.errors import NotFound
-
-    ways = f"--round 0, which is the model that it began with ([run] init: run:{run.run_id}@0)"
-    if run.version:
-        found = "best model" if which == "best" else f"model of round {which}"
-        return NotFound(
-            f"the {found} of {run.run_id} is the one that it began with",
-            why="no later one was measured as better" if which == "best" else "no round until then made a step",
-            hint=f"--round last; or {ways}",
-        )
-    return NotFound(
-        f"{run.run_id} has no trained model: no round of it has made a step",
-        why=f"it is {run.status}: {run.status_text}",
-        hint=ways,
-    )
-
-
-def _version(store: Store, run: RunRow, which: str) -> int:
-    """Return the version that `which` names; `NotFound` for a round that made none."""
-    from thinwire.core.errors import NotFound, UsageError
-
-    if which == "last":
-        return run.version
-    if which == "best":
-        return run.version if run.best_version is None else run.best_version
-    if not which.isdigit():
-        raise UsageError(f"--round {which!r} is not valid", why="it is a number, best or last", hint="--round best")
-    if which == "0":
-        return 0
-    made = {r.round: r.version for r in store.rounds(run.run_id)}
-    version = made.get(int(which))
-    if version is None and int(which) in made:
-        raise NotFound(
-            f"round {which} of {run.run_id} has made no model yet",
-            why="it is open",
-            hint=f"--round last; thinwire runs show {run.run_id}",
-        )
-    if version is None:
-        raise NotFound(
-            f"{run.run_id} has no closed round {which}",
-            why=f"it closed {run.rounds_closed}",
-            hint=f"thinwire runs show {run.run_id}",
-        )
-    return version
-
-
-def _metrics(store: Store, run: RunRow, version: int) -> Mapping[str, float]:
-    """Return the metrics of a version, which are stored with the round that made it."""
-    if version == 0:
-        return run.metrics0
-    found = [r.decisive for r in store.rounds(run.run_id) if r.version == version and r.metrics]
-    return found[0] if found else {}
 
 
 def model_of_run(store: Store, home: AggregatorHome, plan: RunPlan, layout: Layout | None) -> StoredModel:

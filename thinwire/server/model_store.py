@@ -30,10 +30,10 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from thinwire.aggregation import read_model, write_model
-from thinwire.aggregation.downlink import BUFFERS, FULL, Downlink, way
-from thinwire.aggregation.mean import pack_fixed, unpack_fixed
-from thinwire.core.errors import BadPayload, DataLost
+from thinwire.aggregation import write_model
+from thinwire.aggregation.downlink import BUFFERS, FIXED, FULL, Downlink, read_fixed, read_version, way
+from thinwire.aggregation.mean import pack_fixed
+from thinwire.core.errors import DataLost
 from thinwire.core.events import ModelStored, ReplicaStored
 from thinwire.core.fleet import Arrival, ClientConnected, Envelope, Hello
 from thinwire.core.layout import Layout
@@ -43,7 +43,7 @@ from thinwire.core.types import Failure, Fixed, Part, ReplyHeader, State, Vector
 from thinwire.server.aggregator import Model
 from thinwire.server.state.run_state import RunState
 
-FIXED, HIDDEN = "fixed", ".hidden"  # HIDDEN: suffix of a version that no event names yet
+HIDDEN = ".hidden"  # suffix of a version that no event names yet
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,7 @@ class Versions:
     def read(self, stored: ModelStored | ReplicaStored) -> tuple[Vector, Vector]:
         """Return (params, buffers) of a version; raise `DataLost` if its file is missing or differs from the record."""
         path = self.folder / stored.file
-        try:
-            params, buffers, digest = read_model(path, self.layout, parts_of(stored))
-        except OSError as error:
-            raise DataLost(
-                f"model version {stored.version} is not readable", why=str(error), hint="restore a backup"
-            ) from error
-        if digest != stored.digest:
-            raise DataLost(
-                f"model version {stored.version} is damaged",
-                why=f"its digest is {digest[:12]}, recorded was {stored.digest[:12]}",
-                hint="restore a backup, or start again from an older version: [run] init",
-            )
-        return params, buffers
+        return read_version(path, self.layout, stored.version, stored.digest, stored.parts)
 
     def write_fixed(self, values: Fixed) -> None:
         """Write the fixed tensors for the exported file; without tensors write no file."""
@@ -114,15 +102,7 @@ class Versions:
 
     def read_fixed(self) -> Fixed:
         """Return the run's fixed tensors; raise `DataLost` if reading fails."""
-        path = self.folder / FIXED
-        try:
-            return unpack_fixed(self.layout, path.read_bytes() if path.exists() else b"")
-        except (OSError, BadPayload, SafetensorError) as error:
-            raise DataLost(
-                "the run's tensors that no training changes are not readable",
-                why=str(error),
-                hint="restore a backup",
-            ) from error
+        return read_fixed(self.folder, self.layout)
 
     def read_state(self, stored: ModelStored) -> State:
         """Return the server optimizer's state at a version, bit for bit; raise `DataLost` if reading fails."""

@@ -17,7 +17,7 @@ from thinwire.aggregation.downlink import named_tensors
 from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import NO_STEP, ClientFailed, Evaluated, Event, RoundClosed
 from thinwire.core.statedir import AggregatorHome
-from thinwire.server.model_files import StoredModel, stored_model
+from thinwire.reports.stored_models import StoredModel, stored_model
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 
 if TYPE_CHECKING:

@@ -112,6 +112,11 @@ class RunQueries:
         """Return these rounds of a run."""
         return [row for number in sorted(numbers) for row in self.rounds(run_id, number, number)]
 
+    def rounds_with(self, run_id: str, versions: Collection[int]) -> list[RoundRow]:
+        """Return the rounds after which a run had these model versions: the first with each version made it."""
+        wanted = _ROUNDS.where(_ROUND.run_id == run_id, _ROUND.version.in_(versions)).order_by(_ROUND.round)
+        return [RoundRow(**row) for row in self._database.rows(wanted)]
+
     def round_count(self, run_id: str) -> tuple[int, int]:
         """Return how many rounds a run has opened, and the number of the last transaction that changed one."""
         wanted = [select(func.max(column)).where(Round.run_id == run_id) for column in (Round.round, Round.changed)]
@@ -249,9 +254,11 @@ class RunQueries:
         with self._database.reading() as connection:
             return {name: math.inf if seen_at is None else seen_at for name, seen_at in connection.execute(wanted)}
 
-    def models(self, run_id: str) -> list[ModelRow]:
-        """Return the model versions of a run, oldest first."""
+    def models(self, run_id: str, versions: Collection[int] | None = None) -> list[ModelRow]:
+        """Return the model versions of a run, or those of them with these numbers, oldest first."""
         wanted = columns_of(Checkpoint, ModelRow).where(Checkpoint.run_id == run_id).order_by(Checkpoint.version)
+        if versions is not None:
+            wanted = wanted.where(Checkpoint.version.in_(versions))
         return [
             ModelRow(**{**found, "parts": [(name, length, digest) for name, length, digest in found["parts"]]})
             for found in self._database.rows(wanted)

@@ -83,6 +83,8 @@ LEAST: Final[Mapping[str, str | Least]] = {
     "GET /api/v1/runs/{run_id}/updates.csv": "viewer",
     "GET /api/v1/runs/{run_id}/clients": "viewer",
     "GET /api/v1/runs/{run_id}/clients.csv": "viewer",
+    "GET /api/v1/runs/{run_id}/models": "viewer",
+    "GET /api/v1/runs/{run_id}/models/{version}": "operator",  # what the clients' data made, as a file to take away
     "POST /api/v1/runs/{run_id}/{verb}": "operator",
     "POST /api/v1/runs/{run_id}/tags": "operator",
     "POST /api/v1/runs/{run_id}/archive": "operator",

@@ -10,6 +10,7 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 import thinwire
 from thinwire.core.clock import HEARD, down_since_of, last_beat
@@ -20,6 +21,7 @@ from thinwire.web import (  # fmt: skip
     device_routes,
     event_feed,
     login,
+    model_routes,
     plan_routes,
     routes,
     run_actions,
@@ -34,6 +36,7 @@ from thinwire.web.device_queries import Devices
 from thinwire.web.device_routes import DeviceName
 from thinwire.web.event_feed import EventFeeds
 from thinwire.web.login import Entrance, PasswordChecks
+from thinwire.web.model_routes import MODELS, ModelFiles
 from thinwire.web.plan_routes import Planning
 from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import Live, News, RunId
@@ -46,7 +49,8 @@ from thinwire.web.uploads import Uploads, remove_each_hour
 pages = APIRouter(include_in_schema=False)
 ROUTERS = (  # in the order in which a path is looked up, and in which the OpenAPI document lists them
     login.router, run_list.router, plan_routes.router, uploads.router, run_actions.router,
-    routes.router, device_routes.router, alerts.router, event_feed.router, user_routes.router, pages,
+    routes.router, model_routes.router, device_routes.router, alerts.router, event_feed.router, user_routes.router,
+    pages,
 )  # fmt: skip
 ZIPPED_BYTES = 1000  # least size of a compressed response: a smaller one fits into one packet anyway
 ZIP_LEVEL = 5  # of 1 to 9: from 6 on the time doubles for 2 %
@@ -87,6 +91,15 @@ def _shell(request: Request, depth: int, settings: Settings) -> Response:
     return shell(visitor(request).person, depth, settings.home_option, *files)
 
 
+class Compression(GZipMiddleware):
+    """Compresses responses, but no model file: weights get no smaller, and a large one would stop the event loop."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        as_it_is = scope["type"] == "http" and MODELS in scope["path"]
+        await (self.app(scope, receive, send) if as_it_is else super().__call__(scope, receive, send))
+
+
 def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:
     """Return the application with its routes and its live event stream.
 
@@ -119,7 +132,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
         app.router.routes.extend(router.routes)
     app.mount("/static", BundledFiles(STATIC, script(STATIC), styles(STATIC)))
     add_handlers(app, settings.home_option)
-    app.add_middleware(GZipMiddleware, minimum_size=ZIPPED_BYTES, compresslevel=ZIP_LEVEL)
+    app.add_middleware(Compression, minimum_size=ZIPPED_BYTES, compresslevel=ZIP_LEVEL)
 
     checks = PasswordChecks()
     runs = settings.lock.parent / "runs" if settings.lock else None
@@ -127,6 +140,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     state.settings, state.store, state.live, state.feeds, state.checks = settings, store, live, feeds, checks
     state.reader = Reader(store, settings.home_option)
     state.run_lines = RunLines(store, state.reader, runs)
+    state.model_files = ModelFiles(store, settings)
     state.devices = Devices(store, settings.lock)
     state.entrance = Entrance(settings, store, checks)
     state.planning, state.uploads = Planning(store, settings.lock), Uploads(settings.lock)

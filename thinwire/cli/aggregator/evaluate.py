@@ -107,9 +107,9 @@ class Following:
         from thinwire.core import formatting
         from thinwire.core.errors import DataLost, NotFound
         from thinwire.core.plan import RunPlan
+        from thinwire.reports.stored_models import stored_version
         from thinwire.server.command_queue import EVALUATED
         from thinwire.server.holdout import HoldoutResult, is_due
-        from thinwire.server.model_files import stored_version
 
         plan = RunPlan.from_json(run.plan)
         if run.run_id not in self._newest:

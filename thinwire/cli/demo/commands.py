@@ -281,7 +281,7 @@ def measured(home: Path, run_id: str, plan: RunPlan, clients: int) -> float:
 
     In a private run no client evaluates. This process can, because it makes the data of all clients; no aggregator can.
     """
-    from thinwire.server.model_files import stored_model
+    from thinwire.reports.stored_models import stored_model
 
     file = home / "released.safetensors"
     with opened(home) as store:

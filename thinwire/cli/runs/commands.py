@@ -240,7 +240,7 @@ def model(
 ) -> None:
     """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
     from thinwire.cli.local_state import aggregator_home, opened
-    from thinwire.server.model_files import stored_model
+    from thinwire.reports.stored_models import stored_model
 
     require_new_file(out)
     with opened(home) as store:

@@ -321,7 +321,8 @@ def _submit(
     from thinwire.core import Layout
     from thinwire.core.errors import Refused
     from thinwire.core.plan_names import named_model
-    from thinwire.server.model_files import require_counted, stored_model
+    from thinwire.reports.stored_models import stored_model
+    from thinwire.server.model_files import require_counted
     from thinwire.server.submit import first_model_of, submit
 
     if row.source != "devices":

@@ -9,6 +9,7 @@ import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wire
 import { Gone } from "./frame.js";
 import { Journal } from "./journal.js";
 import { Learning } from "./learning.js";
+import { Models } from "./models.js";
 import { stoodStill, useReading, useTime } from "./live.js";
 import { Command, Icon, Refusal, Section, Status, Table } from "./parts.js";
 import { Privacy } from "./privacy.js";
@@ -65,6 +66,7 @@ export const RunPage = ({ id, news }) => {
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
     ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} />`}
     ${data.clients?.total ? html`<${Clients} run=${run} page=${data.clients} shown=${shown} />` : null}
+    <${Models} run=${run} />
     <${Plan} run=${run} />
     <${Journal} id=${run.run_id} />`;
 };
@@ -174,9 +176,9 @@ const Estimated = ({ run }) => {
 const Plan = ({ run }) => html`
   <${Section} id="plan" title="Plan" aside=${html`task <b>${run.task}</b>${run.task_version ? ` ${run.task_version}` : ""}, ${plural(run.size, "parameter")} (${bytes(run.size * 4)} dense), made ${moment(run.created_at)}`}>
     <details class="more"><summary>All keys, and the digests that bind them</summary>
+      <p class="faint">The store keeps the resolved plan. <i>plan</i>: the value is not the default, whether the file, <code>--set</code> or a clone set it. <i>default</i>: it equals the default. <i>derived</i>: the plan left it out, and other keys decide it.</p>
       <div class="keys">
         ${Object.entries(run.plan).map(([section, keys]) => [section, given(keys)]).filter(([, keys]) => keys.length).map(([section, keys]) => html`
-      <p class="faint">The store keeps the resolved plan. <i>plan</i>: the value is not the default, whether the file, <code>--set</code> or a clone set it. <i>default</i>: it equals the default. <i>derived</i>: the plan left it out, and other keys decide it.</p>
           <div><h3>[${section}]</h3>
             <dl>${keys.map(([key, value]) => html`<div class=${run.origins[section]?.[key] === "default" ? "" : "set"}><dt>${key}</dt><dd>${typeof value === "object" ? JSON.stringify(value) : String(value)}<small>${run.origins[section]?.[key]}</small></dd></div>`)}</dl>
           </div>`)}

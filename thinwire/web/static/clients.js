@@ -12,7 +12,7 @@ const PAGE = 50; // as the server has it
 const RISING = ["device", "state", "last_outcome"]; // what a first click sorts from its beginning
 const FALLING = ["examples", "selected", "aggregated", "late", "dropped", "failed", "residual_ratio", "payload_up", "wire_up", "payload_down", "wire_down"];
 
-/** Which page of the clients is shown, and in which order, as the address has it; `query` is what the server is asked. */
+/** Which page of the clients is shown, and in which order, as the address has it; `query` requests them. */
 export const useClients = () => {
   const [by, setBy] = useQuery("clients", "device");
   const [turned, setTurned] = useQuery("turned", "");

@@ -71,6 +71,24 @@ def test_a_paused_run_that_is_stopped_says_so_and_notifies_its_devices(tmp_path:
     assert len(site.events(run_id, RoundClosed)) == 1
 
 
+def test_a_run_that_was_stopped_while_it_was_paused_goes_on_when_it_is_extended(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady({"a": 1.0, "b": 1.5}))
+    run_id, _ = site.submit(run={"rounds": 6}), site.submit(run={"seed": 1, "rounds": 30})
+    orders = {"paused": ("stop-run", {}), "stopped": ("extend-run", {"rounds": 2, "sets": {}})}
+
+    def on_event(of: str, event: Event) -> None:
+        if of == run_id and isinstance(event, RoundClosed) and event.round == 2:
+            site.store.commands.add("pause-run", run_id)
+        elif of == run_id and isinstance(event, RunStatusChanged) and event.status in orders:
+            kind, args = orders.pop(event.status)
+            site.store.commands.add(kind, run_id, args)
+
+    site.on_event = on_event
+    site.serve()
+    row = site.store.run(run_id)
+    assert (orders, row.status, row.rounds_closed, row.rounds_total) == ({}, "done", 4, 4)
+
+
 def test_a_run_that_waits_for_devices_can_be_paused(tmp_path: Path) -> None:
     site = Site(tmp_path, steady({"a": 1.0}))
     run_id = site.submit(cohort={"wait_for": ["nobody"]})

@@ -8,18 +8,18 @@ one that `--set` names.
 from __future__ import annotations
 
 import dataclasses
-import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from thinwire.cli import console
 from thinwire.cli.params import Data, Json
 from thinwire.core.formatting import duration, figure, figures, size
-from thinwire.core.plan_values import TASK_NAME
+from thinwire.core.plan_values import TaskName
 
 if TYPE_CHECKING:
     from thinwire.client.task import LoadedTask
@@ -123,7 +123,10 @@ def _name_of(module: str) -> str:
     """
     named, equals, _ = module.partition("=")
     found = named if equals else Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
-    return found if re.fullmatch(TASK_NAME, found) else "task"
+    try:
+        return str(TypeAdapter(TaskName).validate_python(found))
+    except ValidationError:
+        return "task"
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:

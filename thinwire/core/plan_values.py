@@ -27,8 +27,7 @@ MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
 MOST_DELAY = 16  # rounds: a client keeps an update of the model's size for each
 Spec = Annotated[str, StringConstraints(max_length=4096)]  # no more is read of a codec; also a path or a name
 Quantile = Annotated[str, StringConstraints(pattern=r"^q0?\.[0-9]{1,6}$")]
-TASK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-TaskName = Annotated[str, StringConstraints(pattern=TASK_NAME)]
+TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
 
 class Section(BaseModel):

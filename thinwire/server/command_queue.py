@@ -88,6 +88,10 @@ class CommandQueue:
                 kinds[found.kind](run_id)
         return run_id in self._paused
 
+    def unpause(self, run_id: str) -> None:
+        """Forget that a run was paused: it was stopped since, and begins again."""
+        self._paused.discard(run_id)
+
     def refuse_resume(self, run_id: str, error: ThinwireError) -> None:
         """Answer the command to resume this run with a refusal: the run stays paused."""
         self._paused.add(run_id)

@@ -308,6 +308,7 @@ class Service:
                 holdout=OrderedHoldout(self.orders),
             )  # fmt: skip
 
+        self.orders.unpause(run_id)
         self.dispatcher.start(run_id, driver)
 
     def _ended(self, run_id: str, error: BaseException | None) -> None:

@@ -123,7 +123,7 @@ def tell_table(found: dict[str, Any]) -> None:
     console.line(f"uplink     {found['uplink_ratio'] or 0:.0f} times fewer payload bytes than dense fp32")
     console.line()
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(found["closed_reasons"]).items())
-    console.line(f"rounds     {found['rounds']} of {found['clients']} clients, closed for: {reasons}")
+    console.line(f"rounds     {found['rounds']}, with {found['clients']} clients; closed for: {reasons}")
     console.line(f"updates    late {found['late']}, dropped {found['dropped']}, failed {found['failed']}")
     # what one client of a secure round did is not known, so its phases tell where the time went
     along, went = (

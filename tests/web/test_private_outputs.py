@@ -140,7 +140,7 @@ def facts(outputs: Outputs) -> dict[str, list[bytes]]:
         (found,) = [one for one in store.updates("digits-1", 1) if one.device == CLIENT]
     assert found.norm is not None
     planted = {"metric": found.metrics["train/loss"], "norm": found.norm}
-    forms = {name: [f"{value:.6g}"[:-1], f"{value:.4f}"] for name, value in planted.items()}
+    forms = {name: [f"{value:.6g}"[:-1], f"{value:.5g}", f"{value:.4f}"] for name, value in planted.items()}
     texts = {name: [text.encode() for text in of] for name, of in forms.items()}
     for name, value in planted.items():
         texts[name] += [struct.pack(form, value) for form in ("<d", ">d")]

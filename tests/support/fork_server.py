@@ -60,7 +60,6 @@ ABOVE = 512  # the first descriptor of those that are on their way to their numb
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # private: it starts the program of a Popen
 SPAWN = multiprocessing.util.spawnv_passfds  # how multiprocessing starts a process
 BEGUN = dict(os.environ)  # with which a server imports its libraries, whatever a test sets later
-
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a program inherits which of them are ignored
 
 Run = Callable[[], object]

@@ -233,18 +233,18 @@ def test_a_download_of_another_bundle_under_the_same_assignment_begins_again(her
 
 def test_a_cancelled_assignment_ends_its_download(here: Place, tmp_path: Path) -> None:
     model = file_of(tmp_path / "model", 11)
-    with proxy(here.fleet.address, bytes_per_s=8e6) as line:
+    with proxy(here.fleet.address, bytes_per_s=1e6) as line:  # the whole of it would take 12 seconds
         link = through(here, line)
         here.fleet.send([assignment_of(model)])
         ended = list[Delivery | None]()
         thread = threading.Thread(target=lambda: ended.append(link.pull(5.0)))
         thread.start()
-        while line.down.given < 2_000_000:
+        while line.down.given < 200_000:
             time.sleep(0.001)
         here.fleet.cancel(["assignment-1"])
         thread.join(PATIENCE_S)
         assert ended == [None]
-        assert line.down.given < SIZE * 3 / 4
+        assert line.down.given < SIZE / 2
 
 
 def test_beginnings_of_downloads_do_not_pile_up(here: Place, tmp_path: Path) -> None:

@@ -13,13 +13,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from thinwire.core.errors import Unreachable, UsageError
 from thinwire.core.formatting import plain
-from thinwire.core.net import host_port, is_loopback, keep_alive
+from thinwire.core.net import host_port, is_loopback, tune
 from thinwire.transport.device.identity import Trust
 
 DIAL_S = 20.0  # for each of: TCP, the proxy's answer, the handshake
 MAX_ANSWER_BYTES = 16_384  # of a proxy's response
-UNSENT_BYTES = 128 * 2**10  # waiting bytes are not on the wire: a cut loses few bytes that count as sent
-_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python names it from 3.12 on
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def reach(address: Address) -> tuple[socket.socket, float]:
                 began = time.monotonic()
                 _tunnel(sock, proxy, address)
             rtt_s = time.monotonic() - began
-            _notice_death(sock)
+            tune(sock)
             return sock, rtt_s
         except OSError as error:
             sock.close()
@@ -111,13 +109,6 @@ def reach(address: Address) -> tuple[socket.socket, float]:
             sock.close()
             raise
     raise last or OSError(f"no address of {host}")
-
-
-def _notice_death(sock: socket.socket) -> None:
-    """Keep the connection alive, and buffer few bytes."""
-    keep_alive(sock)
-    with contextlib.suppress(OSError):  # without this option a cut only costs more repeated bytes
-        sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def _secured(context: ssl.SSLContext, sock: socket.socket, name: str) -> ssl.SSLSocket:

@@ -21,13 +21,14 @@ from thinwire.core.fleet import ReplyLimits, Spool
 from thinwire.core.link_state import Outstanding
 from thinwire.core.protocol import read_json, same_reply
 from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, Transfer
-from thinwire.transport.protocol.http import INLINE_BYTES, RUN, STREAM_BYTES, ApiError, block, etag, packed
+from thinwire.transport.protocol.http import INLINE_BYTES, RUN, ApiError, block, etag, packed
 from thinwire.transport.server.app import Gone, Request
 from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import DeviceConnection, Presence
 
 MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
+PIECE_BYTES = 2**18  # read and sent in one step: what a cancelled download still sends
 SPREAD = 1.1  # a device varies the wait that it was given by up to a tenth
 
 
@@ -192,14 +193,14 @@ async def read(path: Path, start: int, length: int) -> AsyncIterator[tuple[bytes
     left = length - start
     with await asyncio.to_thread(open, path, "rb", 0) as file:
         file.seek(start)
-        ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(STREAM_BYTES, left)))
+        ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(PIECE_BYTES, left)))
         try:
             while left:
                 data = await ahead
                 if not data:
                     raise OSError(f"{path} is shorter than its assignment says")
                 left -= len(data)
-                ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(STREAM_BYTES, left)))
+                ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(PIECE_BYTES, left)))
                 yield data, left > 0
         finally:
             await asyncio.wait([ahead])

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import uvicorn
 from uvicorn.server import ServerState
 
-from thinwire.core.net import keep_alive, neighbourhood
+from thinwire.core.net import neighbourhood, tune
 from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.server.auth import Judge
 
@@ -237,7 +237,7 @@ class ConnectionTable:
         found = transport.get_extra_info("socket")
         if found is not None:
             with contextlib.suppress(OSError):  # the socket may be closed already
-                keep_alive(found)
+                tune(found)
 
     def sign(self, wire: Connection) -> None:
         """Mark a connection as authenticated, and note its address as known."""

@@ -9,7 +9,7 @@ from docs.generate.table import table
 
 Goals = Mapping[str, tuple[float, str]]
 HEADER = ("figure", "value", "goal", "what it is")
-BESIDE = "with other work on the machine at times"
+BESIDE = "with nothing else at work on the machine"
 
 PAGE: Goals = {
     "cold_first_curve_ms": (1000, "navigation to the first drawn curve, a new dashboard process, empty cache"),

@@ -30,6 +30,7 @@ from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+HANGS = ("-o", "faulthandler_timeout=90")  # seconds: a mutant that loops for ever is noticed, and not by --limit
 LEFT_OUT = ("system", "benchmarks", "docs", "golden", "support")
 COMPARED: dict[type[ast.cmpop], ast.cmpop] = {
     ast.Lt: ast.LtE(), ast.LtE: ast.Lt(), ast.Gt: ast.GtE(), ast.GtE: ast.Gt(), ast.Eq: ast.NotEq(),
@@ -143,7 +144,19 @@ def noticed(root: Path, mutant: Mutant, limit_s: float) -> dict[str, Any]:
     try:
         path.write_text(before)
         for files in checks_of(root, mutant.file):
-            words = ["-m", "pytest", "-q", "-x", "--doctest-modules", "-p", "no:cacheprovider", "-n", "0", *files]
+            words = [
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "--doctest-modules",
+                "-p",
+                "no:cacheprovider",
+                "-n",
+                "0",
+                *HANGS,
+                *files,
+            ]
             try:
                 done = subprocess.run(
                     [sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=limit_s, check=False

@@ -18,8 +18,15 @@ from thinwire.core.errors import PlanError
 UNKNOWN: list[dict[str, Any]] = [{"metric": "acuracy"}, {"target": {"metric": "f1", "value": 0.9}}]
 
 
-def plan_of(run: dict[str, Any]) -> RunPlan:
-    return RunPlan.from_json({"run": {"task": "small", "rounds": 2, **run}, "local": {"lr": 0.1, "steps": 1}})
+SUMMED = [
+    ({"metrics": {"loss": 10.0, "acuracy": 1.0}}, '"acuracy" of [secure] metrics'),
+    ({"metrics": {"loss": 10.0}, "histograms": ["sick"]}, '"sick" of [secure] histograms'),
+]
+
+
+def plan_of(run: dict[str, Any], **sections: Any) -> RunPlan:
+    made = {"run": {"task": "small", "rounds": 2, **run}, "local": {"lr": 0.1, "steps": 1}, **sections}
+    return RunPlan.from_json(made)
 
 
 @pytest.mark.parametrize("run", UNKNOWN)
@@ -31,6 +38,16 @@ def test_a_simulation_and_a_check_name_the_metrics_that_there_are(run: dict[str,
     assert refused.value.exit_code == 3
     with pytest.raises(PlanError, match="is no metric of the task small"):
         rehearse(task, ClientInfo(), plan_of(run))
+
+
+@pytest.mark.parametrize(("summed", "named"), SUMMED)
+def test_what_is_summed_under_masks_is_something_that_the_task_reports(summed: dict[str, Any], named: str) -> None:
+    task = task_of(data=lambda client: Split(examples(), examples()))
+    plan = plan_of({"metric": "loss"}, secure={"enabled": True, "clip": 2.0, **summed})
+    for way in (lambda: simulate(task, plan, clients=5), lambda: rehearse(task, ClientInfo(), plan)):
+        with pytest.raises(PlanError) as refused:
+            way()
+        assert refused.value.what == f"{named} is no metric of the task small"
 
 
 @pytest.mark.parametrize("run", [{"metric": "accuracy"}, {"target": {"metric": "accuracy", "value": 0.9}}])

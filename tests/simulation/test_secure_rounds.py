@@ -52,9 +52,7 @@ def test_a_secure_run_learns_what_the_same_run_in_the_clear_learns() -> None:
     hidden, clear = run(SECURE), run('[uplink]\ncodec = "identity"\n')
     assert [row.reason for row in hidden.rounds] == ["all"] * 4
     found, wanted = hidden.series("loss")[:3], clear.series("loss")[:3]
-    most = (
-        CLIENTS * 10.0 / UNIT / (CLIENTS * 6)
-    )  # of the mean of 6 examples each, in units of the bound
+    most = CLIENTS * 10.0 / UNIT / (CLIENTS * 6)  # of the mean of 6 examples each, in units of the bound
     assert found == pytest.approx(wanted, abs=2e-3 + most), "means of the same models, up to the grid's rounding"
 
 

@@ -27,6 +27,7 @@ from thinwire.core.plan_codec_rules import CodecBook
 from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
 from thinwire.core.plan_schema import Sections
 from thinwire.core.plan_text import delta_left_out
+from thinwire.core.score_histogram import TRAINED, names_of
 
 MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 10 us and 1 kB
 MAX_EXPLAINED = 1000  # errors of a plan: nobody reads more, and to explain all of MAX_VALUES takes a second
@@ -121,21 +122,29 @@ class RunPlan(Sections):
         """Return all contradictions in this plan with their reasons; none if the plan can run."""
         return refusals(self, codecs, measured or {})
 
-    def unknown_metrics(self, known: Collection[str]) -> dict[str, str]:
-        """Return the keys that name an unknown metric, and that metric; every task has the metric `loss`."""
-        named = {"metric": self.run.metric, **({"target.metric": self.run.target.metric} if self.run.target else {})}
-        return {key: name for key, name in named.items() if name not in (*known, "loss")}
-
-    def require_metrics(self, known: Collection[str]) -> None:
-        """Raise PlanError if `metric` or `target` names a metric that is not `known`; `known` are all that the
-        clients report.
+    def unknown_metrics(self, known: Collection[str], summed: bool = True) -> list[str]:
+        """Return what in the plan names an unknown metric; with `summed` also what [secure] sums. Every task has the
+        metric `loss`.
         """
-        for key, name in self.unknown_metrics(known).items():
+        run, secure = self.run, self.secure
+        places = [(run.metric, f'[run] metric = "{run.metric[:80]}"')]
+        places += [(run.target.metric, f'[run] target.metric = "{run.target.metric[:80]}"')] if run.target else []
+        found = [place for name, place in places if name not in (*known, "loss")]
+        if not summed:
+            return found
+        absent = [name for name in secure.metrics if name not in (*known, "loss") and not name.startswith(TRAINED)]
+        found += [f'"{name[:80]}" of [secure] metrics' for name in absent]
+        absent = [name for name in secure.histograms if not {*names_of([name])} & {*known}]
+        return found + [f'"{name[:80]}" of [secure] histograms' for name in absent]
+
+    def require_metrics(self, known: Collection[str], summed: bool = True) -> None:
+        """Raise PlanError if the plan names a metric that is not `known`; `known` are all that the clients report."""
+        for place in self.unknown_metrics(known, summed):
             said = ", ".join(sorted(known))
             why, hint = f"its clients report: {said}; one that is no number is left out", f"one of them: {said}"
-            if name == "accuracy":
+            if '"accuracy"' in place:
                 why, hint = f"{why}; {UNCOUNTED}", f"{COUNT_IT}, or {hint}"
-            raise PlanError(f'[run] {key} = "{name[:80]}" is no metric of the task {self.run.task}', why=why, hint=hint)
+            raise PlanError(f"{place} is no metric of the task {self.run.task}", why=why, hint=hint)
 
 
 def require_small(raw: Any, source: str) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.store.database import Base
+from thinwire.store.database import METADATA
 from thinwire.store.forgetting import NAMED, OWN_RULE, ROLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "how" / "personal-data.md"
-TABLES = {table.name: {column.name for column in table.c} for table in Base.metadata.sorted_tables}
+TABLES = {table.name: {column.name for column in table.c} for table in METADATA.sorted_tables}
 NOT_PERSONAL = {  # of runs, models and the house itself
     "runs": "number run_id task task_number source status exit_code plan layout size task_report created_at started_at "
     "finished_at rounds_total rounds_closed version model_digest model_file best_version best_value metrics metrics0 "

@@ -56,8 +56,8 @@ def left(site: Site, run_id: str) -> list[str]:
     files = [str(path) for path in site.home.root.rglob("*") if run_id in path.parts]
     with site.store._database.reading() as connection:
         for table, _ in kept_runs.OWNED:
-            if connection.execute(table.__table__.select().where(table.run_id == run_id)).first():
-                files.append(table.__tablename__)
+            if connection.execute(table.select().where(table.c.run_id == run_id)).first():
+                files.append(table.name)
     return files
 
 

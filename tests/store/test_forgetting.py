@@ -24,7 +24,7 @@ from thinwire.core.formatting import Reason
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState, empty_state
 from thinwire.store import MeasureRow, Store, forgetting, journal
-from thinwire.store.database import Base
+from thinwire.store.database import METADATA
 from thinwire.store.device_registry import LOOK_S
 from thinwire.store.forgetting import FORGOTTEN, OWN_RULE, ROLES, Renaming
 from thinwire.store.forgetting import PLAIN as NAMES_NONE
@@ -64,7 +64,7 @@ def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
     with store._database.reading() as connection:
         return {
             table.name: [dict(row) for row in connection.execute(text(f"SELECT * FROM {table.name}")).mappings()]
-            for table in Base.metadata.sorted_tables
+            for table in METADATA.sorted_tables
         }
 
 
@@ -253,7 +253,7 @@ def test_each_field_with_text_has_a_role_or_names_no_device():
     assert {name for kind in KINDS.values() for name in texts(kind)} <= known
     columns = {
         column.name
-        for table in Base.metadata.sorted_tables if table.name not in OWN_RULE
+        for table in METADATA.sorted_tables if table.name not in OWN_RULE
         for column in table.c if isinstance(getattr(column.type, "impl", column.type), String | JSON | LargeBinary)
     }  # fmt: skip
     assert columns - known == set()

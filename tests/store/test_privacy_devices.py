@@ -220,7 +220,7 @@ def test_a_device_that_reports_ever_other_populations_takes_no_more_room(store: 
         store.roster.seen(Hello("mallory", "p1", booked={population_key("another"): 1}), at=1.0)
     store.roster.seen(Hello("mallory", "p1", booked={population_key("ward"): 19}), at=1.0)
     with store._database.reading() as connection:
-        booked = connection.execute(select(Device.booked)).scalar_one()
+        booked = connection.execute(select(Device.c.booked)).scalar_one()
     assert len(booked) == MAX_POPULATIONS
     assert booked[population_key("ward")] == 19, "a population that is stored goes on"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Table, func, select
 
 from tests.support.reasons import noted
 from tests.support.store_story import LAYOUT, PLAN
@@ -31,7 +31,7 @@ def new_run(store: Store) -> str:
     return store.create_run("toy", PLAN, LAYOUT, TaskReport("toy", layout_digest=LAYOUT.digest))
 
 
-def rows(store: Store, table: type[Journal | Segment]) -> int:
+def rows(store: Store, table: Table) -> int:
     with store._database.reading() as connection:
         return int(connection.scalar(select(func.count()).select_from(table)) or 0)
 

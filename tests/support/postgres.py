@@ -19,7 +19,7 @@ from sqlalchemy import Connection, create_engine, make_url, text
 
 from benchmarks.processes import free_port
 from thinwire.store import Store
-from thinwire.store.database import Base
+from thinwire.store.database import METADATA
 
 GIVEN = os.environ.get("THINWIRE_TEST_POSTGRES", "")
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -78,7 +78,7 @@ class OwnTables:
             self.drop()
             Store.open(self.url).close()
             self._are_there = True
-        rows = "; ".join(f"DELETE FROM {table.name}" for table in reversed(Base.metadata.sorted_tables))
+        rows = "; ".join(f"DELETE FROM {table.name}" for table in reversed(METADATA.sorted_tables))
         counters = "SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'"
         self._connection.exec_driver_sql(f"{rows}; {counters}")
 

@@ -48,7 +48,7 @@ class Visitors:
             now = self.store._clock.wall()
             token = open_session(connection, user, role, now)
             values = {"confirmed_at": now - ago_s} | ({"expires_at": now} if expired else {})
-            connection.execute(update(Session).where(Session.token_hash == hashed(token)), values)
+            connection.execute(update(Session).where(Session.c.token_hash == hashed(token)), values)
         return {"Cookie": f"thinwire-8080={token}", **OURS}
 
     def token(self, role: str, run_id: str = "", **changed: float) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Visitors:
         made = self.store.tokens.make("a program", MACHINE, role, run_id)
         if changed:
             with self.store._database.writing() as connection:
-                connection.execute(update(Token).where(Token.id == made.row.id), changed)
+                connection.execute(update(Token).where(Token.c.id == made.row.id), changed)
         return {"Authorization": f"Bearer {made.secret}"}
 
     def send(self, row: str, headers: Mapping[str, str], run_id: str = "digits-1") -> Any:

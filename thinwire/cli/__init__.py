@@ -5,9 +5,14 @@ Heavy dependencies (torch, flwr, SQLAlchemy) are imported inside the commands, s
 
 from __future__ import annotations
 
+import gc
+
+COLLECTED_AFTER = 50_000  # new objects; Python's 700 has the collector walk what imports made again and again
+
 
 def main() -> None:
     """Run `thinwire` and end this process with its exit code."""
+    gc.set_threshold(COLLECTED_AFTER, *gc.get_threshold()[1:])
     from thinwire.client.train.errors import FastExit
 
     ending = FastExit()

@@ -13,39 +13,39 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sqlalchemy import Index, Select, String, delete, func, insert, or_, select, update
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import Double, Index, Select, String, Table, delete, func, insert, or_, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound
-from thinwire.store.database import Base, Counter, Database, Words, columns_of
+from thinwire.store.database import METADATA, Counter, Database, Whole, Words, columns_of, needed, optional
 
 MOST_CLOSED: Final = 1000  # closed alerts that are kept
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0  # until a message that could not be sent is sent again
 Change = Literal["opened", "closed"]
 
 
-class Alert(Base):
-    """Holds an alert, and how far its two messages have come."""
-
-    __tablename__ = "alerts"
-    __table_args__ = (Index(None, "closed_at"), {"sqlite_autoincrement": True})  # no number is given twice
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    kind: Mapped[str] = mapped_column(String(40))
-    subject: Mapped[str] = mapped_column(String(80), default="")  # the run's id, "" for the aggregator
-    sentence: Mapped[str] = mapped_column(Words(500))
-    hint: Mapped[str] = mapped_column(Words(500), default="")
-    opened_at: Mapped[float]
-    closed_at: Mapped[float | None]
-    acknowledged_by: Mapped[str] = mapped_column(default="")
-    acknowledged_at: Mapped[float | None]
-    opening_sent_at: Mapped[float | None]
-    closing_sent_at: Mapped[float | None]
-    failures: Mapped[int] = mapped_column(default=0)  # of the message that is due, one after the other
-    failure: Mapped[str] = mapped_column(Words(300), default="")
-    sent_to: Mapped[str] = mapped_column(String(40), default="")  # targets that have the message that is due
-    due_at: Mapped[float] = mapped_column(default=0.0)  # of the next attempt
+# An alert, and how far its two messages have come.
+Alert = Table(
+    "alerts",
+    METADATA,
+    needed("id", Counter, primary_key=True),
+    needed("kind", String(40)),
+    needed("subject", String(80), default=""),  # the run's id, "" for the aggregator
+    needed("sentence", Words(500)),
+    needed("hint", Words(500), default=""),
+    needed("opened_at", Double),
+    optional("closed_at", Double),
+    needed("acknowledged_by", Words, default=""),
+    optional("acknowledged_at", Double),
+    optional("opening_sent_at", Double),
+    optional("closing_sent_at", Double),
+    needed("failures", Whole, default=0),  # of the message that is due, one after the other
+    needed("failure", Words(300), default=""),
+    needed("sent_to", String(40), default=""),  # targets that have the message that is due
+    needed("due_at", Double, default=0.0),  # of the next attempt
+    Index(None, "closed_at"),
+    sqlite_autoincrement=True,
+)
 
 
 @dataclass(frozen=True)
@@ -116,30 +116,32 @@ class Alerts:
                 connection.execute(insert(Alert), {**row, "opened_at": now, "due_at": now})
             if over:
                 changed = {"closed_at": now, "due_at": now}
-                connection.execute(update(Alert).where(Alert.id.in_(over)).values(changed))
-            closed = select(Alert.id).where(Alert.closed_at.is_not(None)).order_by(Alert.id.desc())
+                connection.execute(update(Alert).where(Alert.c.id.in_(over)).values(changed))
+            closed = select(Alert.c.id).where(Alert.c.closed_at.is_not(None)).order_by(Alert.c.id.desc())
             oldest = closed.offset(MOST_CLOSED - 1).limit(1).scalar_subquery()
-            connection.execute(delete(Alert).where(Alert.closed_at.is_not(None), Alert.id < oldest))
+            connection.execute(delete(Alert).where(Alert.c.closed_at.is_not(None), Alert.c.id < oldest))
 
     def open(self) -> list[AlertRow]:
         """Return the open alerts, oldest first."""
-        return self._rows(_ROWS.where(Alert.closed_at.is_(None)).order_by(Alert.id))
+        return self._rows(_ROWS.where(Alert.c.closed_at.is_(None)).order_by(Alert.c.id))
 
     def all(self, limit: int = 200) -> list[AlertRow]:
         """Return open and closed alerts, newest first."""
-        return self._rows(_ROWS.order_by(Alert.id.desc()).limit(limit))
+        return self._rows(_ROWS.order_by(Alert.c.id.desc()).limit(limit))
 
     def due(self) -> list[AlertRow]:
         """Return the alerts of which a message is to be sent now, oldest first."""
-        unsent = or_(Alert.opening_sent_at.is_(None), Alert.closed_at.is_not(None) & Alert.closing_sent_at.is_(None))
-        return self._rows(_ROWS.where(unsent, Alert.due_at <= self._clock.wall()).order_by(Alert.id))
+        unsent = or_(
+            Alert.c.opening_sent_at.is_(None), Alert.c.closed_at.is_not(None) & Alert.c.closing_sent_at.is_(None)
+        )
+        return self._rows(_ROWS.where(unsent, Alert.c.due_at <= self._clock.wall()).order_by(Alert.c.id))
 
     def sent(self, row: AlertRow, change: Change) -> None:
         """Record that the message about this change was sent."""
         column = "opening_sent_at" if change == "opened" else "closing_sent_at"
         values = {column: self._clock.wall(), "failures": 0, "failure": "", "sent_to": ""}
         with self._database.writing() as connection:
-            connection.execute(update(Alert).where(Alert.id == row.id).values(values))
+            connection.execute(update(Alert).where(Alert.c.id == row.id).values(values))
 
     def not_sent(self, row: AlertRow, why: str, sent_to: str = "") -> None:
         """Record why a message could not be sent to all targets, and which have it.
@@ -150,24 +152,24 @@ class Alerts:
         values = {"failures": row.failures + 1, "failure": why[:300], "sent_to": sent_to}
         values["due_at"] = self._clock.wall() + wait_s
         with self._database.writing() as connection:
-            connection.execute(update(Alert).where(Alert.id == row.id).values(values))
+            connection.execute(update(Alert).where(Alert.c.id == row.id).values(values))
 
     def acknowledge(self, number: int, who: str) -> AlertRow:
         """Record that a person has seen an alert; the first one counts. `NotFound` without such an alert."""
         values = {"acknowledged_by": who, "acknowledged_at": self._clock.wall()}
         with self._database.writing() as connection:
-            seen = update(Alert).where(Alert.id == number, Alert.acknowledged_at.is_(None))
+            seen = update(Alert).where(Alert.c.id == number, Alert.c.acknowledged_at.is_(None))
             connection.execute(seen.values(values))
-        found = self._rows(_ROWS.where(Alert.id == number))
+        found = self._rows(_ROWS.where(Alert.c.id == number))
         if not found:
             raise NotFound(f"no alert {number}", why="none has this number, or it was closed long ago")
         return found[0]
 
     def counts(self) -> tuple[int, int]:
         """Return how many alerts are open, and how many of them nobody has acknowledged."""
-        wanted = select(func.count(), func.count().filter(Alert.acknowledged_at.is_(None)))
+        wanted = select(func.count(), func.count().filter(Alert.c.acknowledged_at.is_(None)))
         with self._database.reading() as connection:
-            found = connection.execute(wanted.where(Alert.closed_at.is_(None))).one()
+            found = connection.execute(wanted.where(Alert.c.closed_at.is_(None))).one()
         return int(found[0]), int(found[1])
 
     def _rows(self, wanted: Select[Any]) -> list[AlertRow]:

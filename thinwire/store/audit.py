@@ -87,21 +87,21 @@ class AuditLog:
 
         Actions on a device under its earlier names are among them.
         """
-        columns = (getattr(Action, name) for name in DeviceAction.__dataclass_fields__)
-        wanted = select(*columns).order_by(Action.id.desc())
+        columns = (Action.c[name] for name in DeviceAction.__dataclass_fields__)
+        wanted = select(*columns).order_by(Action.c.id.desc())
         with self._database.reading() as connection:
             if device is None:
                 return [DeviceAction(**row) for row in connection.execute(wanted.limit(limit)).mappings()]
-            renames = Action.what == "rename"
+            renames = Action.c.what == "rename"
             names = {device}
             for row in connection.execute(
-                select(Action.device, Action.detail).where(renames).order_by(Action.id.desc())
+                select(Action.c.device, Action.c.detail).where(renames).order_by(Action.c.id.desc())
             ):
                 if row.device in names:
                     names.add(row.detail.removeprefix(WAS))
             found = [
                 DeviceAction(**row)
-                for row in connection.execute(wanted.where(Action.device.in_(names) | renames)).mappings()
+                for row in connection.execute(wanted.where(Action.c.device.in_(names) | renames)).mappings()
             ]
         return [one for today, one in by_todays_name(found) if today == device][:limit]
 
@@ -111,13 +111,18 @@ class AuditLog:
         The command to revoke a device is left out, because the action is there, and so are holdout evaluations.
         """
         actions = select(
-            Action.at, Action.who, Action.what, Action.device.label("about"), Action.detail, Action.id.label("number")
+            Action.c.at,
+            Action.c.who,
+            Action.c.what,
+            Action.c.device.label("about"),
+            Action.c.detail,
+            Action.c.id.label("number"),
         )
-        empty, number = literal("").label("detail"), Command.id.label("number")
+        empty, number = literal("").label("detail"), Command.c.id.label("number")
         orders = select(
-            Command.at, Command.who, Command.kind.label("what"), Command.run_id.label("about"), empty, number
+            Command.c.at, Command.c.who, Command.c.kind.label("what"), Command.c.run_id.label("about"), empty, number
         )
-        both = union_all(actions, orders.where(Command.kind.not_in(("revoke", "evaluated")))).subquery()
+        both = union_all(actions, orders.where(Command.c.kind.not_in(("revoke", "evaluated")))).subquery()
         order = (both.c.at.desc(), both.c.number.desc())
         wanted = select(*(both.c[name] for name in AuditRow.__dataclass_fields__)).order_by(*order)
         with self._database.reading() as connection:
@@ -128,20 +133,20 @@ class AuditLog:
     def note(self, kind: str, address: str, why: str, name: str) -> None:
         """Record a refusal; the oldest one is deleted if there are too many."""
         row = {"at": self._clock.wall(), "kind": kind, "address": address, "why": why, "name": name}
-        oldest = select(Note.id).order_by(Note.id.desc()).offset(NOTES - 1).limit(1).scalar_subquery()
+        oldest = select(Note.c.id).order_by(Note.c.id.desc()).offset(NOTES - 1).limit(1).scalar_subquery()
         with self._database.writing() as connection:
             connection.execute(insert(Note), row)
-            connection.execute(delete(Note).where(Note.id < oldest))
+            connection.execute(delete(Note).where(Note.c.id < oldest))
 
     def notes(self, limit: int = 100) -> list[RefusalNote]:
         """Return the refusals and their reasons, latest first; the last thousand are kept."""
-        columns = (getattr(Note, name) for name in RefusalNote.__dataclass_fields__)
+        columns = (Note.c[name] for name in RefusalNote.__dataclass_fields__)
         with self._database.reading() as connection:
-            found = connection.execute(select(*columns).order_by(Note.id.desc()).limit(limit)).mappings()
+            found = connection.execute(select(*columns).order_by(Note.c.id.desc()).limit(limit)).mappings()
             return [RefusalNote(**row) for row in found]
 
     def last(self) -> int:
         """Return a number that rises with each action and each refusal; it reads two index entries."""
-        actions, notes = (select(func.coalesce(func.max(each.id), 0)).scalar_subquery() for each in (Action, Note))
+        actions, notes = (select(func.coalesce(func.max(each.c.id), 0)).scalar_subquery() for each in (Action, Note))
         with self._database.reading() as connection:
             return int(connection.scalar(select(actions + notes)) or 0)

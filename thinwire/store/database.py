@@ -18,28 +18,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 
 from pydantic_core import from_json
 from sqlalchemy import (
-    JSON,
     URL,
     BigInteger,
-    Boolean,
+    Column,
     ColumnElement,
     Connection,
     CursorResult,
-    Double,
     Engine,
     Integer,
     MetaData,
     Select,
+    Table,
     Text,
     TypeDecorator,
     create_engine,
     event,
-    inspect,
     make_url,
     select,
 )
@@ -47,7 +45,6 @@ from sqlalchemy.dialects import registry, sqlite
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
-from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.util import LRUCache
 
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError, Unreachable, UsageError
@@ -300,7 +297,7 @@ class Whole(TypeDecorator[int]):
         return value if value is None or -LARGEST <= value <= LARGEST else LARGEST if value > 0 else -LARGEST
 
 
-def upsert(connection: Connection, table: type[Base], rows: Sequence[Mapping[str, Any]], adds: bool = False) -> None:
+def upsert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], adds: bool = False) -> None:
     """Insert rows, and replace those with the same primary key, with one statement.
 
     All rows have the same columns. With `adds`, the numbers of a row are added to those of a row that is there.
@@ -311,42 +308,41 @@ def upsert(connection: Connection, table: type[Base], rows: Sequence[Mapping[str
 
 
 @cache
-def _upsert(dialect: str, table: type[Base], names: tuple[str, ...], adds: bool) -> Any:
+def _upsert(dialect: str, table: Table, names: tuple[str, ...], adds: bool) -> Any:
     if dialect == "sqlite":
         made: Any = sqlite.insert(table)
     else:
         from sqlalchemy.dialects import postgresql  # asyncio comes with it
 
         made = postgresql.insert(table)
-    keys = [column.name for column in inspect(table).primary_key]
+    keys = [column.name for column in table.primary_key]
     others = {name: made.excluded[name] for name in names if name not in keys}
     if adds:
-        others = {name: getattr(table, name) + value for name, value in others.items()}
+        others = {name: table.c[name] + value for name, value in others.items()}
     return made.on_conflict_do_update(index_elements=keys, set_=others)
 
 
 Counter = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in a column of type INTEGER
 
 
-class Base(DeclarativeBase):
-    """The base of all tables; names of indexes and constraints are the same on every database."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map: ClassVar[dict[Any, Any]] = {
-        str: Words,
-        int: Whole,
-        float: Double,
-        bool: Boolean,
-        dict[str, Any]: JSON,
-        list[Any]: JSON,
+METADATA = MetaData(  # names of indexes and constraints are the same on every database
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
     }
+)
+
+
+def needed(name: str, kind: Any, *more: Any, **options: Any) -> Column[Any]:
+    """Return a column that is never null."""
+    return Column(name, kind, *more, nullable=False, **options)
+
+
+def optional(name: str, kind: Any, *more: Any, **options: Any) -> Column[Any]:
+    """Return a column that may be null."""
+    return Column(name, kind, *more, nullable=True, **options)
 
 
 def dicts(found: CursorResult[Any]) -> list[dict[str, Any]]:
@@ -355,7 +351,7 @@ def dicts(found: CursorResult[Any]) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def columns_of(table: type[Base], row: type[Any], **computed: ColumnElement[Any]) -> Select[Any]:
-    """Return a select of the table's own columns: attributes of a mapped class take five times as long to compile."""
-    own = table.__table__.columns
-    return select(*(computed[name].label(name) if name in computed else own[name] for name in row.__dataclass_fields__))
+def columns_of(table: Table, row: type[Any], **computed: ColumnElement[Any]) -> Select[Any]:
+    """Return a select of the columns that are fields of `row`; some of them are computed."""
+    names = row.__dataclass_fields__
+    return select(*(computed[name].label(name) if name in computed else table.c[name] for name in names))

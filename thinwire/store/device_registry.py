@@ -109,7 +109,7 @@ class StoredRoster:
         """
         with self._changing() as connection:
             key = self._set(connection, name, "approved", "approve", who, fingerprint)
-            by_loopback = update(Device).where(Device.name == name, Device.how == "loopback")
+            by_loopback = update(Device).where(Device.c.name == name, Device.c.how == "loopback")
             connection.execute(by_loopback, {"how": "manual"})
             take_back(connection, "revoke", key, "approved again", self._clock.wall())
 
@@ -141,12 +141,12 @@ class StoredRoster:
         """
         adds, removes = dict.fromkeys(add), dict.fromkeys(remove)
         with self._database.writing() as connection:
-            known = connection.scalar(select(Device.tags).where(Device.name == name))
+            known = connection.scalar(select(Device.c.tags).where(Device.c.name == name))
             if known is None:
                 raise unknown(connection, name)
             tags = change_tags(known, adds, removes, name, "thinwire devices tag")
             if tags != known:
-                connection.execute(update(Device).where(Device.name == name), {"tags": tags})
+                connection.execute(update(Device).where(Device.c.name == name), {"tags": tags})
                 more, fewer = sorted({*tags} - {*known}), sorted({*known} - {*tags})
                 said = " ".join([*(f"+{tag}" for tag in more), *(f"-{tag}" for tag in fewer)])
                 act(connection, self._clock.wall(), who, name, "tag", said)
@@ -159,31 +159,31 @@ class StoredRoster:
             row: dict[str, object] = {"hello": said, "seen_at": at}
             if hello.booked:
                 row |= reported(connection, hello, at)
-            connection.execute(update(Device).where(Device.name == hello.name), row)
+            connection.execute(update(Device).where(Device.c.name == hello.name), row)
 
     def sequences(self, name: str) -> Mapping[str, int]:
         """Return the device's highest journalled sequence for each run that has not ended."""
-        going = Run.status.not_in(ENDED)
-        wanted = select(Client.run_id, Client.sequence).join(Run, Run.run_id == Client.run_id)
+        going = Run.c.status.not_in(ENDED)
+        wanted = select(Client.c.run_id, Client.c.sequence).join(Run, Run.c.run_id == Client.c.run_id)
         with self._database.reading() as connection:
-            rows = connection.execute(wanted.where(Client.device == name, Client.sequence > 0, going)).all()
+            rows = connection.execute(wanted.where(Client.c.device == name, Client.c.sequence > 0, going)).all()
         return {row.run_id: row.sequence for row in rows}
 
     def runs(self) -> Mapping[str, str]:
         """Return the identity of each run on devices that has started and not ended."""
-        begun = Run.status.in_(("running", "waiting", "paused")) | (
-            (Run.status == "queued") & Run.started_at.is_not(None)
+        begun = Run.c.status.in_(("running", "waiting", "paused")) | (
+            (Run.c.status == "queued") & Run.c.started_at.is_not(None)
         )
-        wanted = select(Run.run_id, Run.identity).where(begun, Run.source == "devices")
+        wanted = select(Run.c.run_id, Run.c.identity).where(begun, Run.c.source == "devices")
         with self._database.reading() as connection:
             return {row.run_id: row.identity for row in connection.execute(wanted)}
 
     def ended(self, runs: Mapping[str, str]) -> tuple[str, ...]:
         """Return those of these runs, given with their identities, that are stored here and are over."""
-        over = Run.status.in_(ENDED)
-        wanted = select(Run.run_id, Run.identity).where(over, Run.run_id.in_(runs), Run.source == "devices")
+        over = Run.c.status.in_(ENDED)
+        wanted = select(Run.c.run_id, Run.c.identity).where(over, Run.c.run_id.in_(runs), Run.c.source == "devices")
         with self._database.reading() as connection:
-            rows = connection.execute(wanted.order_by(Run.number)).all()
+            rows = connection.execute(wanted.order_by(Run.c.number)).all()
         return tuple(row.run_id for row in rows if row.identity and row.identity == runs[row.run_id])
 
     def note(self, kind: str, address: str, why: str, name: str = "") -> None:
@@ -224,27 +224,27 @@ class StoredRoster:
 
         A name can move to another key, so an operator who has compared a key passes its fingerprint.
         """
-        change, mine = {"state": state, "change": next_change(connection)}, update(Device).where(Device.name == name)
+        change, mine = {"state": state, "change": next_change(connection)}, update(Device).where(Device.c.name == name)
         if fingerprint:
-            mine = mine.where(Device.fingerprint == fingerprint)
+            mine = mine.where(Device.c.fingerprint == fingerprint)
         if connection.execute(mine, change).rowcount == 0:
-            if connection.scalar(select(Device.name).where(Device.name == name)) is not None:
+            if connection.scalar(select(Device.c.name).where(Device.c.name == name)) is not None:
                 raise Refused(
                     f"{name} has another key than the one that was shown",
                     why="the name went to another device meanwhile",
                     hint="look at it again, and compare its fingerprint",
                 )  # fmt: skip
             raise unknown(connection, name)
-        key = connection.scalars(select(Device.fingerprint).where(Device.name == name)).one()
+        key: str = connection.scalars(select(Device.c.fingerprint).where(Device.c.name == name)).one()
         act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if what == "approve" else "")
         return key
 
 
 AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for approval
-ROW = tuple(getattr(Device, name) for name in DeviceRow.__dataclass_fields__)
+ROW = tuple(Device.c[name] for name in DeviceRow.__dataclass_fields__)
 FAR = 10**6  # changes: so far is a number from all earlier ones, when the last device was removed
-_REMOVED = select(func.count()).select_from(Action).where(Action.what == "remove").scalar_subquery()
-CHANGE = select(func.coalesce(select(func.max(Device.change)).scalar_subquery(), FAR * _REMOVED))
+_REMOVED = select(func.count()).select_from(Action).where(Action.c.what == "remove").scalar_subquery()
+CHANGE = select(func.coalesce(select(func.max(Device.c.change)).scalar_subquery(), FAR * _REMOVED))
 
 
 def enrol(connection: Connection, row: DeviceRow) -> DeviceRow:
@@ -264,7 +264,7 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
     """
     invitation = one_time_secrets.find(connection, joining.secret, joining.fingerprint, now)
     if invitation["used_key"]:
-        same = connection.execute(select(*ROW).where(Device.fingerprint == joining.fingerprint)).mappings().one()
+        same = connection.execute(select(*ROW).where(Device.c.fingerprint == joining.fingerprint)).mappings().one()
         return device_row(same)
     name = require_device_name(joining.name, "--name NAME", Refused)
     if invitation["name"] not in ("", name):
@@ -284,7 +284,7 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
             return known
         row = dataclasses.replace(known, state=state, how="invitation")
         values = {"state": state, "how": row.how, "change": next_change(connection)}
-        connection.execute(update(Device).where(Device.name == name), values)
+        connection.execute(update(Device).where(Device.c.name == name), values)
     else:
         _insert(connection, row)
     one_time_secrets.use_up(connection, invitation["id"], name, joining.fingerprint, now)
@@ -302,7 +302,7 @@ def add(connection: Connection, row: DeviceRow, who: str) -> DeviceRow:
         )
     if known:
         values = {"state": row.state, "change": next_change(connection)}
-        connection.execute(update(Device).where(Device.name == row.name), values)
+        connection.execute(update(Device).where(Device.c.name == row.name), values)
         row = dataclasses.replace(known, state=row.state)
     else:
         _insert(connection, row)
@@ -317,7 +317,7 @@ def next_change(connection: Connection) -> int:
 
 def _known(connection: Connection, name: str, fingerprint: str) -> DeviceRow | None:
     """Return the row with both name and key, or None; raise `Refused` for a row with only one of them."""
-    either = (Device.name == name) | (Device.fingerprint == fingerprint)
+    either = (Device.c.name == name) | (Device.c.fingerprint == fingerprint)
     for row in [device_row(found) for found in connection.execute(select(*ROW).where(either)).mappings()]:
         if row.name != name:
             raise Refused(f"this key is {row.name}'s", why="a device has one name", hint=f"--name {row.name}")
@@ -333,7 +333,7 @@ def _known(connection: Connection, name: str, fingerprint: str) -> DeviceRow | N
 
 def unknown(connection: Connection, name: str) -> NotFound:
     """Return the error about a device that is not there."""
-    names = ", ".join(connection.scalars(select(Device.name).order_by(Device.name)))
+    names = ", ".join(connection.scalars(select(Device.c.name).order_by(Device.c.name)))
     return NotFound(f"no device {name!r}", why=f"known: {names or 'none'}", hint="thinwire devices list")
 
 
@@ -350,7 +350,7 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     takes part in a run with Poisson sampling is not shown, so no device is renamed while one goes on.
     """
     require_device_name(new, "ward-3, for instance")
-    names = set(connection.scalars(select(Device.name)))
+    names = set(connection.scalars(select(Device.c.name)))
     if old not in names:
         raise unknown(connection, old)
     if old == new:
@@ -361,32 +361,32 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
             why="a name belongs to one key",
             hint=f"another name, or first: thinwire devices rename {new} OTHER",
         )
-    going = Run.status.not_in(ENDED) & (Run.source == "devices")
-    mine = (Client.run_id == Run.run_id) & (Client.device == old)
-    selected = select(Run.run_id).outerjoin(Client, mine).where(going, Client.device.is_not(None) | HAS_SAMPLES)
+    going = Run.c.status.not_in(ENDED) & (Run.c.source == "devices")
+    mine = (Client.c.run_id == Run.c.run_id) & (Client.c.device == old)
+    selected = select(Run.c.run_id).outerjoin(Client, mine).where(going, Client.c.device.is_not(None) | HAS_SAMPLES)
     if run_id := connection.scalar(selected.limit(1)):
         raise Refused(
             f"{old} may take part in {run_id}, which is not over",
             why="its assignments carry this name",
             hint=f"rename it when the run is over, or thinwire runs stop {run_id}",
         )  # fmt: skip
-    on_devices = select(Run.run_id).where(Run.source == "devices").scalar_subquery()
+    on_devices = select(Run.c.run_id).where(Run.c.source == "devices").scalar_subquery()
     for table in (Client, Update):
-        own = update(table).where(table.device == old, table.run_id.in_(on_devices))
+        own = update(table).where(table.c.device == old, table.c.run_id.in_(on_devices))
         connection.execute(own, {"device": new})
-    places = update(Update).where(Update.instead_of == old, Update.run_id.in_(on_devices))
+    places = update(Update).where(Update.c.instead_of == old, Update.c.run_id.in_(on_devices))
     connection.execute(places, {"instead_of": new})
-    connection.execute(update(Measure).where(Measure.device == old), {"device": new})
-    connection.execute(update(InvitationEntry).where(InvitationEntry.used_by == old), {"used_by": new})
+    connection.execute(update(Measure).where(Measure.c.device == old), {"device": new})
+    connection.execute(update(InvitationEntry).where(InvitationEntry.c.used_by == old), {"used_by": new})
     row = {"name": new, "change": next_change(connection)}
-    connection.execute(update(Device).where(Device.name == old), row)
+    connection.execute(update(Device).where(Device.c.name == old), row)
     act(connection, at, who, new, "rename", f"{WAS}{old}")
 
 
 def take_back(connection: Connection, kind: str, fingerprint: str, why: str, at: float) -> None:
     """Answer the pending commands of a kind about a device's key as no longer needed."""
-    open_ones = select(Command.id, Command.args).where(Command.kind == kind, Command.answered_at.is_(None))
+    open_ones = select(Command.c.id, Command.c.args).where(Command.c.kind == kind, Command.c.answered_at.is_(None))
     for row in connection.execute(open_ones).all():
         if row.args.get("fingerprint") == fingerprint:
             answered = {"result": {"done": False, "why": why}, "answered_at": at}
-            connection.execute(update(Command).where(Command.id == row.id), answered)
+            connection.execute(update(Command).where(Command.c.id == row.id), answered)

@@ -123,16 +123,20 @@ class Explainer:
         more: dict[str, Any] = {}
         for name, parts in UNTIL.items():
             if any(part in amounts for part in parts):
-                more[name] = func.coalesce(getattr(Round, name), 0) + sum(amounts.get(part, 0) for part in parts)
+                more[name] = func.coalesce(Round.c[name], 0) + sum(amounts.get(part, 0) for part in parts)
         if more:
-            since = update(Round).where(Round.run_id == self.run_id, Round.round >= number, Round.until_s.is_not(None))
+            since = update(Round).where(
+                Round.c.run_id == self.run_id, Round.c.round >= number, Round.c.until_s.is_not(None)
+            )
             self.connection.execute(since.values(changed=self.change, **more))
 
     def _waited_for(self, late: Mapping[int, set[str]]) -> set[int]:
         """Return the rounds that are explained already, and whose explanation these devices may have changed."""
         if not late:
             return set()
-        wanted = select(Round.round, Round.explanation).where(Round.run_id == self.run_id, Round.round.in_(late))
+        wanted = select(Round.c.round, Round.c.explanation).where(
+            Round.c.run_id == self.run_id, Round.c.round.in_(late)
+        )
         return {
             number
             for number, said in self.connection.execute(wanted)
@@ -189,29 +193,35 @@ class Explainer:
 
 # Each statement is made once, for every round calls it: to make one takes longer than to execute it.
 _RUN, _NUMBER = bindparam("the_run", type_=String), bindparam("the_round", type_=Integer)
-_TOTALS = select(Run.totals).where(Run.run_id == _RUN)
-_NEW_TOTALS = update(Run).where(Run.run_id == _RUN).values(totals=bindparam("the_totals", type_=Run.totals.type))
-_ROUND = columns_of(Round, RoundRow, arrived=literal(0)).where(Round.run_id == _RUN, Round.round == _NUMBER)
-_SUMS = select(Round.closed_at, Round.until_s, Round.until_payload, Round.until_wire).where(Round.run_id == _RUN)
-_BEFORE = _SUMS.where(Round.round == _NUMBER - 1)
-_LAST_CLOSED = _SUMS.where(Round.round < _NUMBER, Round.until_s.is_not(None)).order_by(Round.round.desc()).limit(1)
+_TOTALS = select(Run.c.totals).where(Run.c.run_id == _RUN)
+_NEW_TOTALS = update(Run).where(Run.c.run_id == _RUN).values(totals=bindparam("the_totals", type_=Run.c.totals.type))
+_ROUND = columns_of(Round, RoundRow, arrived=literal(0)).where(Round.c.run_id == _RUN, Round.c.round == _NUMBER)
+_SUMS = select(Round.c.closed_at, Round.c.until_s, Round.c.until_payload, Round.c.until_wire).where(
+    Round.c.run_id == _RUN
+)
+_BEFORE = _SUMS.where(Round.c.round == _NUMBER - 1)
+_LAST_CLOSED = (
+    _SUMS.where(Round.c.round < _NUMBER, Round.c.until_s.is_not(None)).order_by(Round.c.round.desc()).limit(1)
+)
 _ASSIGNMENTS = (
-    columns_of(Update, UpdateRow).where(Update.run_id == _RUN).order_by(Update.round, Update.device, Update.assigned_at)
+    columns_of(Update, UpdateRow)
+    .where(Update.c.run_id == _RUN)
+    .order_by(Update.c.round, Update.c.device, Update.c.assigned_at)
 )
-_OWN = _ASSIGNMENTS.where(Update.round == _NUMBER)
+_OWN = _ASSIGNMENTS.where(Update.c.round == _NUMBER)
 _UNUSUAL = _OWN.where(  # of the others an explanation tells nothing
-    (Update.device == bindparam("the_slowest")) | (Update.outcome != "aggregated") | (Update.weight_reason != "")
+    (Update.c.device == bindparam("the_slowest")) | (Update.c.outcome != "aggregated") | (Update.c.weight_reason != "")
 )
-_EARLIER = _ASSIGNMENTS.where(Update.aggregated_round == _NUMBER, Update.aggregated_round != Update.round)
-_PHASES = select(RoundPhase.__table__).where(RoundPhase.run_id == _RUN, RoundPhase.round == _NUMBER)
-_LINKS = select(Measure.device, Measure.p50).where(
-    Measure.kind == "rtt", Measure.p50 > 0, Measure.device.in_(bindparam("devices", expanding=True))
+_EARLIER = _ASSIGNMENTS.where(Update.c.aggregated_round == _NUMBER, Update.c.aggregated_round != Update.c.round)
+_PHASES = select(RoundPhase).where(RoundPhase.c.run_id == _RUN, RoundPhase.c.round == _NUMBER)
+_LINKS = select(Measure.c.device, Measure.c.p50).where(
+    Measure.c.kind == "rtt", Measure.c.p50 > 0, Measure.c.device.in_(bindparam("devices", expanding=True))
 )
 _AGAIN = (
     update(Round)
-    .where(Round.run_id == _RUN, Round.round == _NUMBER)
+    .where(Round.c.run_id == _RUN, Round.c.round == _NUMBER)
     .values(
-        explanation=bindparam("the_explanation", type_=Round.explanation.type),
+        explanation=bindparam("the_explanation", type_=Round.c.explanation.type),
         changed=bindparam("the_change", type_=Whole),
     )
 )
@@ -222,9 +232,10 @@ _CLOSED = _AGAIN.values(
 )
 _CLIENT = (
     update(Client)
-    .where(Client.run_id == _RUN, Client.device == bindparam("the_device"))
+    .where(Client.c.run_id == _RUN, Client.c.device == bindparam("the_device"))
     .values(
-        times_slowest=Client.times_slowest + bindparam("slow"), times_silent=Client.times_silent + bindparam("silent")
+        times_slowest=Client.c.times_slowest + bindparam("slow"),
+        times_silent=Client.c.times_silent + bindparam("silent"),
     )
 )
 

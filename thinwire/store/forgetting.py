@@ -31,7 +31,7 @@ from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import ENDED
 from thinwire.core.formatting import grouped
 from thinwire.store.audit import WAS, act
-from thinwire.store.database import Base
+from thinwire.store.database import METADATA
 from thinwire.store.device_registry import next_change, unknown
 from thinwire.store.journal import LEVEL
 from thinwire.store.privacy_devices import KEY_LETTERS, PrivacyParticipant, put_pseudonym
@@ -174,8 +174,8 @@ def forget(connection: Connection, name: str, who: str, at: float, with_others: 
     unless `with_others`. The privacy ledger keeps all its spending, under the pseudonym. Measurements of its link and
     speed are deleted, and its row too: then its name and key are free.
     """
-    columns = (Device.fingerprint, Device.state, Device.other_keys)
-    device = connection.execute(select(*columns).where(Device.name == name)).first()
+    columns = (Device.c.fingerprint, Device.c.state, Device.c.other_keys)
+    device = connection.execute(select(*columns).where(Device.c.name == name)).first()
     if device is not None and device.state != "revoked":
         raise Refused(
             f"{name} is {device.state}",
@@ -183,7 +183,9 @@ def forget(connection: Connection, name: str, who: str, at: float, with_others: 
             f"thinwire devices revoke {name}",
         )
     keys = set() if device is None else {device.fingerprint, *device.other_keys}
-    others = connection.execute(select(Device.name, Device.fingerprint, Device.state).where(Device.name != name)).all()
+    others = connection.execute(
+        select(Device.c.name, Device.c.fingerprint, Device.c.state).where(Device.c.name != name)
+    ).all()
     keys -= {row.fingerprint for row in others if row.state != "revoked"}
     same = {row.name for row in others if row.fingerprint in keys}  # this device, when it had another key
     if same and not with_others:
@@ -200,11 +202,11 @@ def forget(connection: Connection, name: str, who: str, at: float, with_others: 
     rows = put_pseudonym(connection, keys, pseudonym) + _own_rows(connection, made)
     changed, runs = _journal(connection, made)
     rows += changed
-    for table in Base.metadata.sorted_tables:
+    for table in METADATA.sorted_tables:
         if table.name not in OWN_RULE:
             more, of_runs = _table(connection, table, made)
             rows, runs = rows + more, runs | of_runs
-    going = select(Run.run_id).where(Run.run_id.in_(runs), Run.status.not_in(ENDED))
+    going = select(Run.c.run_id).where(Run.c.run_id.in_(runs), Run.c.status.not_in(ENDED))
     if run_id := connection.scalar(going.limit(1)):
         raise Refused(
             f"{name} is named in {run_id}, which is not over",
@@ -215,19 +217,19 @@ def forget(connection: Connection, name: str, who: str, at: float, with_others: 
         raise NotFound(
             f"nothing names a device {name!r}", "it was never here, or is forgotten", "thinwire devices list"
         )
-    connection.execute(delete(Snapshot).where(Snapshot.run_id.in_(runs)))
+    connection.execute(delete(Snapshot).where(Snapshot.c.run_id.in_(runs)))
     act(connection, at, who, pseudonym, "forget")
     return Forgotten(pseudonym, rows, tuple(sorted(runs)), tuple(sorted(before & taken)), tuple(sorted(same)))
 
 
 def remove(connection: Connection, name: str, who: str, at: float) -> None:
     """Remove the row of a device that never got an assignment. Invitations and actions that name it stay."""
-    row = connection.execute(select(*Device.__table__.c).where(Device.name == name)).first()
+    row = connection.execute(select(*Device.c).where(Device.c.name == name)).first()
     if row is None:
         raise unknown(connection, name)
-    has_worked = connection.scalar(select(Client.run_id).where(Client.device == name).limit(1))
+    has_worked = connection.scalar(select(Client.c.run_id).where(Client.c.device == name).limit(1))
     keys = [row.fingerprint, *row.other_keys]
-    spent = connection.scalar(select(PrivacyParticipant.entry).where(PrivacyParticipant.device.in_(keys)).limit(1))
+    spent = connection.scalar(select(PrivacyParticipant.c.entry).where(PrivacyParticipant.c.device.in_(keys)).limit(1))
     if has_worked or spent is not None or row.booked or row.brought:
         raise Refused(
             f"{name} is not removed",
@@ -241,16 +243,16 @@ def remove(connection: Connection, name: str, who: str, at: float) -> None:
             hint=f"stop its client first, or thinwire devices revoke {name}",
         )
     change = next_change(connection)
-    connection.execute(delete(Device).where(Device.name == name))
-    if (other := connection.scalar(select(Device.name).limit(1))) is not None:
-        connection.execute(update(Device).where(Device.name == other), {"change": change})  # caches notice it
+    connection.execute(delete(Device).where(Device.c.name == name))
+    if (other := connection.scalar(select(Device.c.name).limit(1))) is not None:
+        connection.execute(update(Device).where(Device.c.name == other), {"change": change})  # caches notice it
     act(connection, at, who, name, "remove", f"key {grouped(row.fingerprint)}")
 
 
 def _earlier(connection: Connection, name: str) -> set[str]:
     """Return the earlier names of a device, by the renames in the audit log."""
     found, wanted = set[str](), {name}
-    renames = select(Action.device, Action.detail).where(Action.what == "rename").order_by(Action.id.desc())
+    renames = select(Action.c.device, Action.c.detail).where(Action.c.what == "rename").order_by(Action.c.id.desc())
     for row in connection.execute(renames):
         if row.device in wanted:
             was = row.detail.removeprefix(WAS)
@@ -262,32 +264,32 @@ def _earlier(connection: Connection, name: str) -> set[str]:
 def _own_rows(connection: Connection, made: Renaming) -> int:
     """Delete the row, measurements, refusals, and details with addresses."""
     rows, change = 0, next_change(connection)
-    for table, column in ((Device, Device.fingerprint), (Measure, Measure.device), (Note, Note.name)):
+    for table, column in ((Device, Device.c.fingerprint), (Measure, Measure.c.device), (Note, Note.c.name)):
         rows += connection.execute(delete(table).where(column.in_(made.names))).rowcount
     # the number of the last change must not come again, or a running aggregator would miss a change
-    another = select(func.min(Device.name)).scalar_subquery()
-    connection.execute(update(Device).where(Device.name == another).values(change=change))
-    own = Action.device.in_(made.names)  # its details may have an address or the key; those of a rename have names
-    connection.execute(update(Action).where(own, Action.what != "rename").values(detail=""))
-    connection.execute(update(Action).where(own, Action.who == Action.device).values(who=""))  # the device itself
+    another = select(func.min(Device.c.name)).scalar_subquery()
+    connection.execute(update(Device).where(Device.c.name == another).values(change=change))
+    own = Action.c.device.in_(made.names)  # its details may have an address or the key; those of a rename have names
+    connection.execute(update(Action).where(own, Action.c.what != "rename").values(detail=""))
+    connection.execute(update(Action).where(own, Action.c.who == Action.c.device).values(who=""))  # the device itself
     return rows
 
 
 def _journal(connection: Connection, made: Renaming) -> tuple[int, set[str]]:
     """Replace the name in the events of runs on devices, and of the devices; return how many, and of which runs."""
-    on_devices = set(connection.scalars(select(Run.run_id).where(Run.source == "devices")))
+    on_devices = set(connection.scalars(select(Run.c.run_id).where(Run.c.source == "devices")))
     changed, runs = 0, set[str]()
-    for row in connection.execute(select(Journal.seq, Journal.run_id, Journal.body)).all():
+    for row in connection.execute(select(Journal.c.seq, Journal.c.run_id, Journal.c.body)).all():
         if row.run_id is not None and row.run_id not in on_devices:
             continue
         if (new := made.fields(row.body)) != row.body:
-            connection.execute(update(Journal).where(Journal.seq == row.seq).values(body=new))
+            connection.execute(update(Journal).where(Journal.c.seq == row.seq).values(body=new))
             changed, runs = changed + 1, runs | ({row.run_id} if row.run_id else set())
-    for run_id, last in connection.execute(select(Segment.run_id, Segment.last_seq)).all():
+    for run_id, last in connection.execute(select(Segment.c.run_id, Segment.c.last_seq)).all():
         if run_id not in on_devices:
             continue
-        mine = and_(Segment.run_id == run_id, Segment.last_seq == last)
-        events = json.loads(zlib.decompress(connection.scalars(select(Segment.body).where(mine)).one()))
+        mine = and_(Segment.c.run_id == run_id, Segment.c.last_seq == last)
+        events = json.loads(zlib.decompress(connection.scalars(select(Segment.c.body).where(mine)).one()))
         renamed = [[seq, kind, made.fields(body)] for seq, kind, body in events]
         if renamed != events:
             packed = zlib.compress(json.dumps(renamed, separators=(",", ":")).encode(), LEVEL)
@@ -304,8 +306,8 @@ def _table(connection: Connection, table: Table, made: Renaming) -> tuple[int, s
         return 0, set()
     wanted = select(*dict.fromkeys([*table.primary_key, *columns, *([] if run_id is None else [run_id])]))
     if run_id is not None and table.name != "commands":
-        wanted = wanted.where(run_id.in_(select(Run.run_id).where(Run.source == "devices").scalar_subquery()))
-    if table.name == Action.__tablename__:
+        wanted = wanted.where(run_id.in_(select(Run.c.run_id).where(Run.c.source == "devices").scalar_subquery()))
+    if table.name == Action.name:
         wanted = wanted.where(table.c.device != "")  # other actions are on users and tokens, which may be called alike
     changed, runs = 0, set[str]()
     for row in connection.execute(wanted).mappings().all():

@@ -45,7 +45,7 @@ from thinwire.store.read_models import MeasureRow
 from thinwire.store.tables import HAS_SAMPLES, Command, Device, Journal, Measure, Run, Segment, Snapshot
 from thinwire.store.write_batch import KnownRows
 
-_LAST = select(func.coalesce(func.max(Journal.seq), 0))
+_LAST = select(func.coalesce(func.max(Journal.c.seq), 0))
 CHUNK = 2000  # events of a run that are read at once
 
 
@@ -79,13 +79,15 @@ class JournalReader:
 
         With None as the run, the events of the devices are returned.
         """
-        wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id, Journal.seq > after)
+        wanted = select(Journal.c.seq, Journal.c.kind, Journal.c.body).where(
+            Journal.c.run_id == run_id, Journal.c.seq > after
+        )
         with self._database.reading() as connection:
             packed = packed_after(connection, run_id, after) if run_id is not None else iter(())
             rows = list(packed if limit is None else itertools.islice(packed, limit))
             more = None if limit is None else limit - len(rows)
             rows += [
-                (seq, kind, body) for seq, kind, body in connection.execute(wanted.order_by(Journal.seq).limit(more))
+                (seq, kind, body) for seq, kind, body in connection.execute(wanted.order_by(Journal.c.seq).limit(more))
             ]
         return [(seq, from_json({**body, "event": kind})) for seq, kind, body in rows]
 
@@ -96,11 +98,11 @@ class JournalReader:
 
         With `kinds` only events of these classes count.
         """
-        wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id)
+        wanted = select(Journal.c.seq, Journal.c.kind, Journal.c.body).where(Journal.c.run_id == run_id)
         if kinds is not None:
-            wanted = wanted.where(Journal.kind.in_([kind.__name__ for kind in kinds]))
+            wanted = wanted.where(Journal.c.kind.in_([kind.__name__ for kind in kinds]))
         with self._database.reading() as connection:
-            rows = connection.execute(wanted.order_by(Journal.seq.desc()).limit(limit)).all()
+            rows = connection.execute(wanted.order_by(Journal.c.seq.desc()).limit(limit)).all()
         return [(row.seq, from_json({**row.body, "event": row.kind})) for row in reversed(rows)]
 
     def stream(self, run_id: str, after: int = 0) -> Iterator[tuple[int, Event]]:
@@ -112,23 +114,25 @@ class JournalReader:
     def snapshot(self, run_id: str) -> tuple[int, str]:
         """Return (seq, text) of the run's snapshot: the state after all events up to `seq`; (0, "") without one."""
         with self._database.reading() as connection:
-            found = connection.execute(select(Snapshot.seq, Snapshot.body).where(Snapshot.run_id == run_id)).first()
+            found = connection.execute(
+                select(Snapshot.c.seq, Snapshot.c.body).where(Snapshot.c.run_id == run_id)
+            ).first()
         return (0, "") if found is None else (int(found.seq), found.body)
 
     def current_round(self, run_id: str) -> RoundBecameCurrent | None:
         """Return the event by which the current round of a pipelined run became current, or None if there is none."""
-        wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == RoundBecameCurrent.__name__)
+        wanted = select(Journal.c.body).where(Journal.c.run_id == run_id, Journal.c.kind == RoundBecameCurrent.__name__)
         with self._database.reading() as connection:
-            body = connection.scalar(wanted.order_by(Journal.seq.desc()).limit(1))
+            body = connection.scalar(wanted.order_by(Journal.c.seq.desc()).limit(1))
             body = body or packed_latest(connection, run_id, RoundBecameCurrent.__name__)
         return None if body is None else RoundBecameCurrent(**body)
 
     def down_since(self, seq: int, at: float) -> float:
         """Return when the aggregator that wrote event `seq` at time `at` was last alive, never before `at`."""
         wanted = (
-            select(Journal.body)
-            .where(Journal.run_id.is_(None), Journal.kind == AggregatorStarted.__name__, Journal.seq > seq)
-            .order_by(Journal.seq)
+            select(Journal.c.body)
+            .where(Journal.c.run_id.is_(None), Journal.c.kind == AggregatorStarted.__name__, Journal.c.seq > seq)
+            .order_by(Journal.c.seq)
         )
         with self._database.reading() as connection:
             body = connection.scalar(wanted.limit(1))
@@ -138,18 +142,22 @@ class JournalReader:
         """Return the time that `record_believed` kept; before it has, when the aggregator was last alive before its
         latest start, as far as it recorded that; 0 without.
         """
-        own = select(Journal.seq, Journal.at, Journal.body).where(Journal.run_id.is_(None)).order_by(Journal.seq.desc())
+        own = (
+            select(Journal.c.seq, Journal.c.at, Journal.c.body)
+            .where(Journal.c.run_id.is_(None))
+            .order_by(Journal.c.seq.desc())
+        )
         with self._database.reading() as connection:
-            if known := connection.execute(own.where(Journal.kind == ClockBelieved.__name__)).first():
+            if known := connection.execute(own.where(Journal.c.kind == ClockBelieved.__name__)).first():
                 return float(known.at)
-            row = connection.execute(own.where(Journal.kind == AggregatorStarted.__name__)).first()
-            before = select(Journal.at).order_by(Journal.seq.desc()).limit(1)
-            at = connection.scalar(before.where(Journal.seq < row.seq) if row else before) or 0.0
+            row = connection.execute(own.where(Journal.c.kind == AggregatorStarted.__name__)).first()
+            before = select(Journal.c.at).order_by(Journal.c.seq.desc()).limit(1)
+            at = connection.scalar(before.where(Journal.c.seq < row.seq) if row else before) or 0.0
         return max(at, AggregatorStarted(**row.body).down_since) if row else at
 
     def last_seq(self, run_id: str | None = None) -> int:
         """Return the latest event's seq, of a run or of all; cheap enough for ten calls a second."""
-        wanted = _LAST if run_id is None else _LAST.where(Journal.run_id == run_id)
+        wanted = _LAST if run_id is None else _LAST.where(Journal.c.run_id == run_id)
         with self._database.reading() as connection:
             return int(connection.scalar(wanted) or 0)
 
@@ -164,8 +172,8 @@ class JournalReader:
             sampled = connection.execute(_SAMPLED).all()
             if not sampled:
                 return int(connection.scalar(_LAST) or 0)
-            others = Journal.run_id.is_(None) | Journal.run_id.not_in([row.run_id for row in sampled])
-            last = connection.scalar(select(Journal.seq).where(others).order_by(Journal.seq.desc()).limit(1))
+            others = Journal.c.run_id.is_(None) | Journal.c.run_id.not_in([row.run_id for row in sampled])
+            last = connection.scalar(select(Journal.c.seq).where(others).order_by(Journal.c.seq.desc()).limit(1))
         with self._counting:
             if (last, sampled) != self._shown:
                 self._shown, self._changes = (last, sampled), self._changes + 1
@@ -173,9 +181,9 @@ class JournalReader:
 
 
 _SAMPLED = (
-    select(Run.run_id, Run.status, Run.status_text, Run.rounds_closed, Run.version)
+    select(Run.c.run_id, Run.c.status, Run.c.status_text, Run.c.rounds_closed, Run.c.version)
     .where(HAS_SAMPLES)
-    .order_by(Run.number)
+    .order_by(Run.c.number)
 )
 GATHERED_S = 2.0  # longest delay of events for a user who watches a simulation
 
@@ -243,7 +251,7 @@ class Recorder:
         loose = self._loose.get(run_id)
         with self._database.writing() as connection:
             if snapshot:
-                seq = connection.scalar(_LAST.where(Journal.run_id == run_id))
+                seq = connection.scalar(_LAST.where(Journal.c.run_id == run_id))
                 upsert(connection, Snapshot, [{"run_id": run_id, "seq": seq, "body": snapshot}])
             loose = unpacked_count(connection, run_id) if loose is None else loose
             while loose >= 2 * KEPT:
@@ -256,7 +264,7 @@ class Recorder:
             projection.finish()
             if order:
                 made = {"result": {"done": True, "run_id": run_id}, "run_id": run_id, "answered_at": events[-1].at}
-                unanswered = update(Command).where(Command.id == order, Command.answered_at.is_(None))
+                unanswered = update(Command).where(Command.c.id == order, Command.c.answered_at.is_(None))
                 connection.execute(unanswered.values(made))
         self._loose[run_id], self._known[run_id] = loose + len(events), projection.known
         self._noted.pop(run_id, None)
@@ -272,7 +280,7 @@ class Recorder:
             heard = {"last_seen_at": event.last_seen_at or event.at}
         with self._database.writing() as connection:
             connection.execute(_JOURNAL, [_row(None, event)])
-            connection.execute(update(Device).where(Device.name == event.device), {"online": online, **heard})
+            connection.execute(update(Device).where(Device.c.name == event.device), {"online": online, **heard})
 
     def record_own(self, event: Event) -> None:
         """Journal an event of the aggregator itself, which belongs to no run."""
@@ -281,29 +289,31 @@ class Recorder:
 
     def record_believed(self, at: float) -> None:
         """Journal that the aggregator believed its clock at this time, in the place of an earlier time."""
-        earlier = Journal.run_id.is_(None) & (Journal.kind == ClockBelieved.__name__)
+        earlier = Journal.c.run_id.is_(None) & (Journal.c.kind == ClockBelieved.__name__)
         with self._database.writing() as connection:
-            old = connection.scalars(select(Journal.seq).where(earlier)).all()
+            old = connection.scalars(select(Journal.c.seq).where(earlier)).all()
             append(connection, None, ClockBelieved(at))  # before the old one goes, so that no number is given twice
-            connection.execute(delete(Journal).where(Journal.seq.in_(old)))
+            connection.execute(delete(Journal).where(Journal.c.seq.in_(old)))
 
     def record_restart(self, at: float, down_since: float) -> None:
         """Journal the start of the aggregator, and set every device offline until it registers again."""
         with self._database.writing() as connection:
             connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, down_since)))
-            online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
+            online = connection.scalars(select(Device.c.name).where(Device.c.online.is_(True))).all()
             if online:
                 last_seen_at = min(down_since, at) if down_since else 0.0  # online until the aggregator ended
                 left = [
                     _row(None, DeviceOffline(at, name, "the aggregator restarted", last_seen_at)) for name in online
                 ]
                 connection.execute(_JOURNAL, left)
-                there = update(Device).where(Device.online.is_(True))
+                there = update(Device).where(Device.c.online.is_(True))
                 connection.execute(there.values(online=False, last_seen_at=last_seen_at or None))
 
     def _find(self, run_id: str) -> Facts:
         with self._database.reading() as connection:
-            found = connection.execute(select(Run.size, Run.plan, Run.source).where(Run.run_id == run_id)).first()
+            found = connection.execute(
+                select(Run.c.size, Run.c.plan, Run.c.source).where(Run.c.run_id == run_id)
+            ).first()
         if found is None:
             raise NotFound(f"no run {run_id!r}")
         masked = bool((found.plan.get("secure") or {}).get("enabled"))
@@ -342,32 +352,34 @@ Packed = tuple[int, str, dict[str, Any]]  # seq, kind, body
 
 def unpacked_count(connection: Connection, run_id: str) -> int:
     """Return the number of a run's events that are rows."""
-    return int(connection.scalar(select(func.count()).where(Journal.run_id == run_id)) or 0)
+    return int(connection.scalar(select(func.count()).where(Journal.c.run_id == run_id)) or 0)
 
 
 def pack_segment(connection: Connection, run_id: str) -> int:
     """Move the oldest `KEPT` rows of a run into a segment; return how many rows that were."""
-    columns = (Journal.seq, Journal.kind, cast(Journal.body, Text))  # the text as it is: nothing is parsed
-    rows = connection.execute(select(*columns).where(Journal.run_id == run_id).order_by(Journal.seq).limit(KEPT)).all()
+    columns = (Journal.c.seq, Journal.c.kind, cast(Journal.c.body, Text))  # the text as it is: nothing is parsed
+    rows = connection.execute(
+        select(*columns).where(Journal.c.run_id == run_id).order_by(Journal.c.seq).limit(KEPT)
+    ).all()
     if not rows:
         return 0
     text = ",".join(f'[{seq},"{kind}",{body}]' for seq, kind, body in rows)
     row = {"run_id": run_id, "first_seq": rows[0][0], "last_seq": rows[-1][0]}
     connection.execute(insert(Segment), {**row, "body": zlib.compress(f"[{text}]".encode(), LEVEL)})
-    connection.execute(delete(Journal).where(Journal.run_id == run_id, Journal.seq <= row["last_seq"]))
+    connection.execute(delete(Journal).where(Journal.c.run_id == run_id, Journal.c.seq <= row["last_seq"]))
     return len(rows)
 
 
 def packed_after(connection: Connection, run_id: str, seq: int) -> Iterator[Packed]:
     """Yield the events of a run's segments above `seq`, oldest first; one segment is unpacked at a time."""
-    mine = (Segment.run_id == run_id, Segment.last_seq > seq)
-    for last in connection.scalars(select(Segment.last_seq).where(*mine).order_by(Segment.last_seq)).all():
+    mine = (Segment.c.run_id == run_id, Segment.c.last_seq > seq)
+    for last in connection.scalars(select(Segment.c.last_seq).where(*mine).order_by(Segment.c.last_seq)).all():
         yield from (found for found in _unpack(connection, run_id, last) if found[0] > seq)
 
 
 def packed_latest(connection: Connection, run_id: str, kind: str) -> dict[str, Any] | None:
     """Return the body of the latest event of a kind in a run's segments; None if there is none."""
-    mine = select(Segment.last_seq).where(Segment.run_id == run_id).order_by(Segment.last_seq.desc())
+    mine = select(Segment.c.last_seq).where(Segment.c.run_id == run_id).order_by(Segment.c.last_seq.desc())
     for last in connection.scalars(mine).all():
         for _, one, body in reversed(_unpack(connection, run_id, last)):
             if one == kind:
@@ -376,6 +388,6 @@ def packed_latest(connection: Connection, run_id: str, kind: str) -> dict[str, A
 
 
 def _unpack(connection: Connection, run_id: str, last_seq: int) -> list[Packed]:
-    wanted = select(Segment.body).where(Segment.run_id == run_id, Segment.last_seq == last_seq)
+    wanted = select(Segment.c.body).where(Segment.c.run_id == run_id, Segment.c.last_seq == last_seq)
     found: list[Packed] = json.loads(zlib.decompress(connection.scalars(wanted).one()))
     return found

@@ -50,8 +50,8 @@ TAG: Final = re.compile(r"[a-z0-9-]{1,32}")
 MAX_TAGS: Final = 16
 CHUNK: Final = 2000  # rows that one transaction deletes, about: some milliseconds
 OWNED: Final = (  # tables of what a run holds, each with the column by which its rows are deleted in order
-    (Update, Update.round), (RoundPhase, RoundPhase.round), (Round, Round.round), (Snapshot, Snapshot.seq),
-    (Segment, Segment.last_seq), (Journal, Journal.seq), (Checkpoint, Checkpoint.version),
+    (Update, Update.c.round), (RoundPhase, RoundPhase.c.round), (Round, Round.c.round), (Snapshot, Snapshot.c.seq),
+    (Segment, Segment.c.last_seq), (Journal, Journal.c.seq), (Checkpoint, Checkpoint.c.version),
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class KeptRuns:
             known = _columns(connection, run_id)["tags"]
             tags = change_tags(known, adds, removes, run_id, "thinwire runs tag")
             if tags != known:
-                connection.execute(update(Run).where(Run.run_id == run_id), {"tags": tags})
+                connection.execute(update(Run).where(Run.c.run_id == run_id), {"tags": tags})
                 self._audit(connection, "tag-run", run_id, who, {"add": [*adds], "remove": sorted(removes)})
         return tags
 
@@ -87,7 +87,7 @@ class KeptRuns:
                 )
             if is_archived != (found["archived_at"] is not None):
                 values = {"archived_at": self._clock.wall() if is_archived else None}
-                connection.execute(update(Run).where(Run.run_id == run_id), values)
+                connection.execute(update(Run).where(Run.c.run_id == run_id), values)
                 self._audit(connection, "archive-run" if is_archived else "unarchive-run", run_id, who, {})
 
     def mark_deleted(self, run_id: str, who: str) -> None:
@@ -108,7 +108,7 @@ class KeptRuns:
             now = self._clock.wall()
             append(connection, None, RunDeleted(now, run_id, who))
             mark = {"deleted_at": now, "deleted_by": who, "tags": [], "archived_at": None, "name": "", "notes": []}
-            connection.execute(update(Run).where(Run.run_id == run_id), mark)
+            connection.execute(update(Run).where(Run.c.run_id == run_id), mark)
 
     def delete_rows(self, run_id: str) -> Iterator[None]:
         """Delete the rounds, assignments, events and model versions of a run that is marked as deleted.
@@ -119,7 +119,7 @@ class KeptRuns:
             if _columns(connection, run_id, with_deleted=True)["deleted_at"] is None:
                 raise Refused(f"{run_id} is not marked as deleted", why="its rows are still read")
         for table, column in OWNED:
-            mine, is_left = table.run_id == run_id, True
+            mine, is_left = table.c.run_id == run_id, True
             while is_left:
                 with self._database.writing() as connection:
                     last = connection.scalar(select(column).where(mine).order_by(column).offset(CHUNK - 1).limit(1))
@@ -130,9 +130,11 @@ class KeptRuns:
 
     def expired_runs(self, before: float) -> list[str]:
         """Return the runs that were over before this time and are not deleted, the oldest first."""
-        wanted = select(Run.run_id).where(Run.status.in_(ENDED), Run.finished_at < before, Run.deleted_at.is_(None))
+        wanted = select(Run.c.run_id).where(
+            Run.c.status.in_(ENDED), Run.c.finished_at < before, Run.c.deleted_at.is_(None)
+        )
         with self._database.reading() as connection:
-            return list(connection.scalars(wanted.order_by(Run.number)))
+            return list(connection.scalars(wanted.order_by(Run.c.number)))
 
     def delete_expired(self, before: float) -> Iterator[None]:
         """Delete what names devices and was over before this time, and yield after each transaction.
@@ -140,29 +142,33 @@ class KeptRuns:
         These are devices' sums in runs that are deleted, connections, invitations, closed alerts, refusals,
         measurements, and the address at which a device joined. Actions of persons and the privacy ledger stay.
         """
-        last_invited = select(func.max(InvitationEntry.id)).scalar_subquery()  # no number is given twice
-        gone = select(Run.run_id).where(Run.deleted_at.is_not(None), Run.finished_at < before)
+        last_invited = select(func.max(InvitationEntry.c.id)).scalar_subquery()  # no number is given twice
+        gone = select(Run.c.run_id).where(Run.c.deleted_at.is_not(None), Run.c.finished_at < before)
         for statement in (
-            delete(Client).where(Client.run_id.in_(gone)),
-            delete(InvitationEntry).where(InvitationEntry.expires_at < before, InvitationEntry.id < last_invited),
-            update(InvitationEntry).where(InvitationEntry.expires_at < before).values(name="", used_by="", used_key=""),
-            delete(Alert).where(Alert.closed_at < before),
-            delete(Note).where(Note.at < before),
-            delete(Measure).where(Measure.at < before),
-            update(Action).where(Action.what == "join", Action.at < before, Action.detail != "").values(detail=""),
+            delete(Client).where(Client.c.run_id.in_(gone)),
+            delete(InvitationEntry).where(InvitationEntry.c.expires_at < before, InvitationEntry.c.id < last_invited),
+            update(InvitationEntry)
+            .where(InvitationEntry.c.expires_at < before)
+            .values(name="", used_by="", used_key=""),
+            delete(Alert).where(Alert.c.closed_at < before),
+            delete(Note).where(Note.c.at < before),
+            delete(Measure).where(Measure.c.at < before),
+            update(Action)
+            .where(Action.c.what == "join", Action.c.at < before, Action.c.detail != "")
+            .values(detail=""),
         ):
             with self._database.writing() as connection:
                 connection.execute(statement)
             yield
-        newest = select(func.max(Journal.seq)).scalar_subquery()  # it stays, so that no number is given twice
-        old = Journal.run_id.is_(None), Journal.kind.in_(CONNECTIONS), Journal.at < before, Journal.seq < newest
+        newest = select(func.max(Journal.c.seq)).scalar_subquery()  # it stays, so that no number is given twice
+        old = Journal.c.run_id.is_(None), Journal.c.kind.in_(CONNECTIONS), Journal.c.at < before, Journal.c.seq < newest
         is_left = True
         while is_left:  # one transaction would be long: an aggregator may have years of them
             with self._database.writing() as connection:
                 last = connection.scalar(
-                    select(Journal.seq).where(*old).order_by(Journal.seq).offset(CHUNK - 1).limit(1)
+                    select(Journal.c.seq).where(*old).order_by(Journal.c.seq).offset(CHUNK - 1).limit(1)
                 )
-                connection.execute(delete(Journal).where(*old, *([] if last is None else [Journal.seq <= last])))
+                connection.execute(delete(Journal).where(*old, *([] if last is None else [Journal.c.seq <= last])))
                 is_left = last is not None
             yield
 
@@ -199,7 +205,7 @@ def change_tags(
 
 def _columns(connection: Connection, run_id: str, with_deleted: bool = False) -> Mapping[str, Any]:
     """Return what is known of a run by its whole id."""
-    wanted = select(Run.status, Run.tags, Run.archived_at, Run.deleted_at).where(Run.run_id == run_id)
+    wanted = select(Run.c.status, Run.c.tags, Run.c.archived_at, Run.c.deleted_at).where(Run.c.run_id == run_id)
     found = connection.execute(wanted).mappings().first()
     if found is None or (found["deleted_at"] is not None and not with_deleted):
         raise NotFound(f"no run {run_id!r}", hint="thinwire runs list")

@@ -75,7 +75,7 @@ class Invitations:
         row = {"created_at": now, "expires_at": now + expires_s, "approve_manually": approve_manually, "who": who}
         made: list[Invited] = []
         with self._database.writing() as connection:
-            taken = sorted(set(connection.scalars(select(Device.name))) & set(names))
+            taken = sorted(set(connection.scalars(select(Device.c.name))) & set(names))
             if taken:
                 raise Refused(
                     f"there is a device called {taken[0]}", why="an invitation for a taken name could never be used",
@@ -84,7 +84,7 @@ class Invitations:
             for name in wanted:
                 secret = secrets.token_hex(SECRET_BYTES)
                 values = {**row, "name": name, "secret_hash": hashed(secret), "used_by": "", "used_key": ""}
-                number = connection.scalar(insert(InvitationEntry).values(values).returning(InvitationEntry.id))
+                number = connection.scalar(insert(InvitationEntry).values(values).returning(InvitationEntry.c.id))
                 made.append(Invited(int(number or 0), secret, name, now + expires_s))
             by_hand = ", to be approved by hand" if approve_manually else ""
             act(connection, now, who, "", "invite", f"{_numbers(made)}, for {duration(expires_s)}{by_hand}")
@@ -94,15 +94,15 @@ class Invitations:
         """Return all invitations with their states, oldest first."""
         now, shown = self._clock.wall(), [n for n in InvitationRow.__dataclass_fields__ if n != "state"]
         with self._database.reading() as connection:
-            found = connection.execute(select(*InvitationEntry.__table__.c).order_by(InvitationEntry.id)).mappings()
+            found = connection.execute(select(*InvitationEntry.c).order_by(InvitationEntry.c.id)).mappings()
             return [InvitationRow(**{n: row[n] for n in shown}, state=state(row, now)) for row in found]
 
     def withdraw(self, invitation_id: int, who: str = "operator") -> None:
         """Withdraw an invitation; raise `Refused` if it was used, `NotFound` if no invitation has this number."""
         now = self._clock.wall()
         with self._database.writing() as connection:
-            mine = InvitationEntry.id == invitation_id
-            row = connection.execute(select(*InvitationEntry.__table__.c).where(mine)).mappings().first()
+            mine = InvitationEntry.c.id == invitation_id
+            row = connection.execute(select(*InvitationEntry.c).where(mine)).mappings().first()
             if row is None:
                 raise NotFound(f"no invitation {invitation_id}", hint="thinwire devices invite --list")
             if row["used_at"] is not None:
@@ -117,8 +117,8 @@ class Invitations:
 
 def find(connection: Connection, secret: str, fingerprint: str, now: float) -> RowMapping:
     """Return the invitation of a secret if it is open or was used by this very key; otherwise raise `NotInvited`."""
-    mine = InvitationEntry.secret_hash == hashed(secret)
-    found = connection.execute(select(*InvitationEntry.__table__.c).where(mine)).mappings().first()
+    mine = InvitationEntry.c.secret_hash == hashed(secret)
+    found = connection.execute(select(*InvitationEntry.c).where(mine)).mappings().first()
     if found is None or not SECRET.fullmatch(secret):
         raise _refusal("unknown")
     now_is = state(found, now)
@@ -131,7 +131,7 @@ def find(connection: Connection, secret: str, fingerprint: str, now: float) -> R
 def use_up(connection: Connection, invitation_id: int, name: str, fingerprint: str, now: float) -> None:
     """Mark an invitation as used by this key; from now on it is valid for no other key."""
     values = {"used_by": name, "used_key": fingerprint, "used_at": now}
-    connection.execute(update(InvitationEntry).where(InvitationEntry.id == invitation_id), values)
+    connection.execute(update(InvitationEntry).where(InvitationEntry.c.id == invitation_id), values)
 
 
 def state(row: Mapping[str, Any] | RowMapping, now: float) -> InvitationState:

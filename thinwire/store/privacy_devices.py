@@ -24,61 +24,71 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, ForeignKey, Index, Integer, String, Text, delete, func, select, update
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import (
+    Connection,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    delete,
+    func,
+    select,
+    update,
+)
 
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import MAX_POPULATIONS, Hello, population_key
 from thinwire.store.audit import act
-from thinwire.store.database import Base, Words, upsert
+from thinwire.store.database import METADATA, Whole, Words, needed, upsert
 from thinwire.store.database import Counter as Number
 from thinwire.store.tables import Device
 
-
-class PrivacyEntry(Base):
-    """Holds an entry of the privacy ledger (store/privacy_ledger.py). Rows are only added, and outlive their run.
-
-    `release` is the JSON of a noised release, and `count` how many of it are spent. `state` is one of STATES there.
-    """
-
-    __tablename__ = "privacy_ledger"
-    __table_args__ = (Index(None, "population"), Index(None, "run_id", "round"))
-
-    id: Mapped[int] = mapped_column(Number, primary_key=True)
-    state: Mapped[str] = mapped_column(String(16))
-    at: Mapped[float]
-    population: Mapped[str] = mapped_column(Words(255))
-    run_id: Mapped[str] = mapped_column(String(80), default="")  # no foreign key
-    round: Mapped[int] = mapped_column(Integer, default=0)
-    release: Mapped[str] = mapped_column(Text, default="")
-    count: Mapped[int] = mapped_column(default=1)
-    digest: Mapped[str] = mapped_column(String(64), default="")  # of the released bytes
-    who: Mapped[str] = mapped_column(default="")  # settled it
-
-
-class PrivacyParticipant(Base):
-    """Holds a device that was selected for a release; `device` is its key's fingerprint, in a simulation its name."""
-
-    __tablename__ = "privacy_participants"
-
-    entry: Mapped[int] = mapped_column(ForeignKey("privacy_ledger.id"), primary_key=True)
-    device: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+# An entry of the privacy ledger (store/privacy_ledger.py). Rows are only added, and outlive their run.
+#
+# `release` is the JSON of a noised release, and `count` how many of it are spent. `state` is one of STATES there.
+PrivacyEntry = Table(
+    "privacy_ledger",
+    METADATA,
+    needed("id", Number, primary_key=True),
+    needed("state", String(16)),
+    needed("at", Double),
+    needed("population", Words(255)),
+    needed("run_id", String(80), default=""),  # no foreign key
+    needed("round", Integer, default=0),
+    needed("release", Text, default=""),
+    needed("count", Whole, default=1),
+    needed("digest", String(64), default=""),  # of the released bytes
+    needed("who", Words, default=""),  # settled it
+    Index(None, "population"),
+    Index(None, "run_id", "round"),
+)
 
 
-class PrivacySpent(Base):
-    """Holds the sums of the privacy ledger: how many of each release a device has spent of each population.
+# A device that was selected for a release; `device` is its key's fingerprint, in a simulation its name.
+PrivacyParticipant = Table(
+    "privacy_participants",
+    METADATA,
+    needed("entry", Number, ForeignKey("privacy_ledger.id"), primary_key=True),
+    needed("device", String(64), primary_key=True, index=True),
+)
 
-    `device` is that of PrivacyParticipant, or "" for releases that everyone in the population spends.
 
-    Invariant: at every commit `count` is the sum over the entries of the ledger.
-    """
-
-    __tablename__ = "privacy_spent"
-
-    population: Mapped[str] = mapped_column(Words(255), primary_key=True)
-    device: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
-    release: Mapped[str] = mapped_column(Text, primary_key=True)
-    count: Mapped[int]
+# The sums of the privacy ledger: how many of each release a device has spent of each population.
+#
+# `device` is that of PrivacyParticipant, or "" for releases that everyone in the population spends.
+#
+# Invariant: at every commit `count` is the sum over the entries of the ledger.
+PrivacySpent = Table(
+    "privacy_spent",
+    METADATA,
+    needed("population", Words(255), primary_key=True),
+    needed("device", String(64), primary_key=True, index=True),
+    needed("release", Text, primary_key=True),
+    needed("count", Whole),
+)
 
 
 EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
@@ -109,7 +119,7 @@ def bearers(connection: Connection) -> dict[str, tuple[str, ...]]:
 
     A revoked device whose key another device has in its ledger passes its spending on to that device.
     """
-    rows = connection.execute(select(Device.name, Device.fingerprint, Device.state, Device.other_keys)).all()
+    rows = connection.execute(select(Device.c.name, Device.c.fingerprint, Device.c.state, Device.c.other_keys)).all()
     all_of, claimed = defaultdict[str, set[str]](set), {key for row in rows for key in row.other_keys}
     passes_on = {row.name for row in rows if row.state == "revoked" and row.fingerprint in claimed}
     for row in rows:
@@ -121,7 +131,7 @@ def bearers(connection: Connection) -> dict[str, tuple[str, ...]]:
 def sums(connection: Connection, population: str) -> dict[str, Counter[str]]:
     """Return how many of each release each device has spent, as it is stored; EVERYONE has those of all."""
     found, spent = defaultdict[str, Counter[str]](Counter), PrivacySpent
-    of = select(spent.device, spent.release, spent.count).where(spent.population == population)
+    of = select(spent.c.device, spent.c.release, spent.c.count).where(spent.c.population == population)
     for device, release, count in connection.execute(of):
         found[device][release] = count
     return found
@@ -136,8 +146,8 @@ def charge(connection: Connection, population: str, release: str, devices: Itera
 def shortfalls(connection: Connection, population: str) -> dict[str, Shortfall]:
     """Return the approved devices whose own ledgers have more releases than this one, most missing first."""
     key = population_key(population)
-    columns = (Device.name, Device.fingerprint, Device.other_keys, Device.booked, Device.brought)
-    approved = select(*columns).where(Device.state == "approved")
+    columns = (Device.c.name, Device.c.fingerprint, Device.c.other_keys, Device.c.booked, Device.c.brought)
+    approved = select(*columns).where(Device.c.state == "approved")
     if not (rows := [row for row in connection.execute(approved) if row.booked.get(key)]):
         return {}
     spent = sums(connection, population)
@@ -155,18 +165,18 @@ def reported(connection: Connection, hello: Hello, at: float) -> dict[str, objec
     `booked` is the most that it has ever reported. Of its earlier keys only those count that are in the ledger. A text
     that is no fingerprint is none, although the ledger may hold it: EVERYONE, a pseudonym, a simulated device.
     """
-    columns = (Device.fingerprint, Device.booked, Device.other_keys, Device.brought, Device.hello)
-    before = connection.execute(select(*columns).where(Device.name == hello.name)).first()
+    columns = (Device.c.fingerprint, Device.c.booked, Device.c.other_keys, Device.c.brought, Device.c.hello)
+    before = connection.execute(select(*columns).where(Device.c.name == hello.name)).first()
     if before is None:
         return {}
     said = [key for key in hello.booked_keys if len(key) == KEY_LETTERS]
-    wanted = select(PrivacySpent.device).where(PrivacySpent.device.in_(said)).distinct()
+    wanted = select(PrivacySpent.c.device).where(PrivacySpent.c.device.in_(said)).distinct()
     found = set(connection.scalars(wanted)) - {before.fingerprint, *before.other_keys}
     keys = sorted({*before.other_keys, *found})
     if found:
-        names = sorted(connection.scalars(select(Device.name).where(Device.fingerprint.in_(found))))
+        names = sorted(connection.scalars(select(Device.c.name).where(Device.c.fingerprint.in_(found))))
         act(connection, at, hello.name, hello.name, "carry", ", ".join(names))
-    brought, took_part = before.brought, select(PrivacySpent.count).where(PrivacySpent.device == before.fingerprint)
+    brought, took_part = before.brought, select(PrivacySpent.c.count).where(PrivacySpent.c.device == before.fingerprint)
     if not before.hello and connection.scalar(took_part.limit(1)) is None:
         brought = _missing(connection, hello.booked, {before.fingerprint, *keys, EVERYONE})
     booked = before.booked | {key: max(n, before.booked.get(key, 0)) for key, n in hello.booked.items()}
@@ -181,8 +191,8 @@ def reported(connection: Connection, hello: Hello, at: float) -> dict[str, objec
 
 def _missing(connection: Connection, booked: Mapping[str, int], devices: Iterable[str]) -> dict[str, int]:
     """Return how many of the reported releases are not stored under these devices, by the key of the population."""
-    of = select(PrivacySpent.population, func.sum(PrivacySpent.count)).where(PrivacySpent.device.in_(devices))
-    known = {population_key(name): int(n) for name, n in connection.execute(of.group_by(PrivacySpent.population))}
+    of = select(PrivacySpent.c.population, func.sum(PrivacySpent.c.count)).where(PrivacySpent.c.device.in_(devices))
+    known = {population_key(name): int(n) for name, n in connection.execute(of.group_by(PrivacySpent.c.population))}
     return {key: n - known.get(key, 0) for key, n in booked.items() if n > known.get(key, 0)}
 
 
@@ -194,20 +204,20 @@ def put_pseudonym(connection: Connection, keys: Iterable[str], pseudonym: str) -
     and not for the others.
     """
     part, spent, rows, new = PrivacyParticipant, PrivacySpent, 0, dict[str, str]()
-    devices, keys = connection.execute(select(Device.fingerprint, Device.other_keys)).all(), set(keys)
+    devices, keys = connection.execute(select(Device.c.fingerprint, Device.c.other_keys)).all(), set(keys)
     claimed = {key for row in devices if row.fingerprint not in keys for key in row.other_keys}
     for key in sorted(keys):
-        beside = select(part.entry).where(part.device == pseudonym).scalar_subquery()
-        clash = connection.scalar(select(part.entry).where(part.device == key, part.entry.in_(beside)).limit(1))
+        beside = select(part.c.entry).where(part.c.device == pseudonym).scalar_subquery()
+        clash = connection.scalar(select(part.c.entry).where(part.c.device == key, part.c.entry.in_(beside)).limit(1))
         new[key] = pseudonym if clash is None and key not in claimed else f"{pseudonym}-{len(new)}"
-        rows += connection.execute(update(part).where(part.device == key).values(device=new[key])).rowcount
-        own = select(spent.population, spent.release, spent.count).where(spent.device == key)
+        rows += connection.execute(update(part).where(part.c.device == key).values(device=new[key])).rowcount
+        own = select(spent.c.population, spent.c.release, spent.c.count).where(spent.c.device == key)
         for population, release, count in connection.execute(own).all():
             charge(connection, population, release, [new[key]], count)
             rows += 1
-        connection.execute(delete(spent).where(spent.device == key))
-    for row in connection.execute(select(Device.name, Device.other_keys)).all():
+        connection.execute(delete(spent).where(spent.c.device == key))
+    for row in connection.execute(select(Device.c.name, Device.c.other_keys)).all():
         if new.keys() & set(row.other_keys):
             renamed = sorted({new.get(key, key) for key in row.other_keys})
-            connection.execute(update(Device).where(Device.name == row.name).values(other_keys=renamed))
+            connection.execute(update(Device).where(Device.c.name == row.name).values(other_keys=renamed))
     return rows

@@ -78,7 +78,7 @@ def reserve(connection: Connection, run_id: str, event: PrivacyReserved) -> None
         "state": "reserved", "at": event.at, "population": event.population, "run_id": run_id, "round": event.round,
         "release": event.release,
     }  # fmt: skip
-    entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.id)).scalar_one()
+    entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.c.id)).scalar_one()
     keys = _keys(connection, run_id, event.devices)
     _add(connection, [(entry, key) for key in keys])
     charge(connection, event.population, event.release, keys or [EVERYONE])
@@ -87,10 +87,10 @@ def reserve(connection: Connection, run_id: str, event: PrivacyReserved) -> None
 def join(connection: Connection, run_id: str, event: ClientSelected) -> None:
     """Add a device that was selected in the middle of a round to the participants of the round's releases."""
     part, entry, keys = PrivacyParticipant, PrivacyEntry, _keys(connection, run_id, [event.device])
-    of = (part.entry == entry.id,)
-    mine = select(entry.id, entry.population, entry.release).where(
-        entry.run_id == run_id, entry.round == event.round,
-        exists().where(*of), ~exists().where(*of, part.device.in_(keys)),
+    of = (part.c.entry == entry.c.id,)
+    mine = select(entry.c.id, entry.c.population, entry.c.release).where(
+        entry.c.run_id == run_id, entry.c.round == event.round,
+        exists().where(*of), ~exists().where(*of, part.c.device.in_(keys)),
     )  # fmt: skip
     for row in connection.execute(mine).all():
         _add(connection, [(row.id, key) for key in keys])
@@ -104,15 +104,15 @@ def _add(connection: Connection, participants: Iterable[tuple[int, str]]) -> Non
 
 def _keys(connection: Connection, run_id: str, devices: Sequence[str]) -> list[str]:
     """Return each device as it is stored."""
-    enrolled = select(Device.name, Device.fingerprint).join(Run, Run.run_id == run_id)
-    rows = connection.execute(enrolled.where(Run.source == "devices", Device.name.in_(devices)))
+    enrolled = select(Device.c.name, Device.c.fingerprint).join(Run, Run.c.run_id == run_id)
+    rows = connection.execute(enrolled.where(Run.c.source == "devices", Device.c.name.in_(devices)))
     keys = dict(rows.all())
     return sorted({keys.get(name, name) for name in devices})
 
 
 def commit(connection: Connection, run_id: str, event: PrivacyCommitted) -> None:
     """Commit the reservations of a round; raise `DataLost` if it has none, since then nothing may be released."""
-    own = (PrivacyEntry.run_id == run_id, PrivacyEntry.round == event.round, PrivacyEntry.state == "reserved")
+    own = (PrivacyEntry.c.run_id == run_id, PrivacyEntry.c.round == event.round, PrivacyEntry.c.state == "reserved")
     values = {"state": "committed", "digest": event.digest}
     if connection.execute(update(PrivacyEntry).where(*own).values(values)).rowcount == 0:
         raise DataLost(
@@ -125,11 +125,11 @@ def commit(connection: Connection, run_id: str, event: PrivacyCommitted) -> None
 
 def require_known(connection: Connection, population: str) -> None:
     """Raise `DataLost` if a restore or a device shows that the ledger lacks entries of this population."""
-    entry = PrivacyEntry
+    entry = PrivacyEntry.c
     unknown = connection.execute(
         select(entry.id, entry.at).where(entry.state == "unknown").order_by(entry.id.desc()).limit(1)
     ).first()
-    of_device = exists().where(PrivacyParticipant.entry == entry.id)
+    of_device = exists().where(PrivacyParticipant.c.entry == entry.id)
     settled = select(func.max(entry.id)).where(entry.state == "settled", entry.population == population, ~of_device)
     if unknown is not None and (connection.scalar(settled) or 0) < unknown.id:
         raise DataLost(
@@ -167,12 +167,12 @@ class PrivacyLedger:
 
         Raise `DataLost` while that is not known: nothing may be compared with a budget then.
         """
-        of = select(PrivacyEntry.release, func.sum(PrivacyEntry.count)).where(
-            PrivacyEntry.population == population, PrivacyEntry.count > 0
+        of = select(PrivacyEntry.c.release, func.sum(PrivacyEntry.c.count)).where(
+            PrivacyEntry.c.population == population, PrivacyEntry.c.count > 0
         )
         with self._database.reading() as connection:
             require_known(connection, population)
-            rows = connection.execute(of.group_by(PrivacyEntry.release))
+            rows = connection.execute(of.group_by(PrivacyEntry.c.release))
             return {release: int(n) for release, n in rows}
 
     def spent_by_device(self, population: str, devices: Iterable[str] = ()) -> dict[str, dict[str, int]]:
@@ -212,9 +212,9 @@ class PrivacyLedger:
 
         An open round of a restored aggregator has none: it ends without a release.
         """
-        own = (PrivacyEntry.run_id == run_id, PrivacyEntry.round == number, PrivacyEntry.state == "reserved")
+        own = (PrivacyEntry.c.run_id == run_id, PrivacyEntry.c.round == number, PrivacyEntry.c.state == "reserved")
         with self._database.reading() as connection:
-            return connection.scalar(select(PrivacyEntry.id).where(*own).limit(1)) is not None
+            return connection.scalar(select(PrivacyEntry.c.id).where(*own).limit(1)) is not None
 
     def rows(self, population: str | None = None, device: str | None = None, after: int = 0) -> list[PrivacyRow]:
         """Return the entries, oldest first: all, those of a population, or those in which a device took part.
@@ -222,13 +222,15 @@ class PrivacyLedger:
         Those without participants are among a device's, since they count for everyone. `after` is the id of the last
         entry that is not wanted.
         """
-        columns = [getattr(PrivacyEntry, name) for name in PrivacyRow.__dataclass_fields__ if name != "devices"]
-        wanted = select(*columns).where(PrivacyEntry.id > after).order_by(PrivacyEntry.id)
-        took_part = select(PrivacyParticipant.entry, PrivacyParticipant.device).where(PrivacyParticipant.entry > after)
+        columns = [PrivacyEntry.c[name] for name in PrivacyRow.__dataclass_fields__ if name != "devices"]
+        wanted = select(*columns).where(PrivacyEntry.c.id > after).order_by(PrivacyEntry.c.id)
+        took_part = select(PrivacyParticipant.c.entry, PrivacyParticipant.c.device).where(
+            PrivacyParticipant.c.entry > after
+        )
         if population is not None:
-            mine = PrivacyEntry.population.in_(("", population))  # a restore is about all of them
+            mine = PrivacyEntry.c.population.in_(("", population))  # a restore is about all of them
             wanted = wanted.where(mine)
-            took_part = took_part.join(PrivacyEntry, PrivacyEntry.id == PrivacyParticipant.entry).where(mine)
+            took_part = took_part.join(PrivacyEntry, PrivacyEntry.c.id == PrivacyParticipant.c.entry).where(mine)
         with self._database.reading() as connection:
             names, devices = bearers(connection), defaultdict[int, set[str]](set)
             for entry, one in connection.execute(took_part):
@@ -242,9 +244,10 @@ class PrivacyLedger:
     def size(self, population: str, run_id: str) -> tuple[int, int, int]:
         """Return how many entries `rows` has for a population, their participants, and a run's committed rounds."""
         entry, part = PrivacyEntry, PrivacyParticipant
-        mine = entry.population.in_(("", population))
-        committed = select(func.count(entry.round.distinct())).where(entry.run_id == run_id, entry.state == "committed")
-        took_part = select(func.count()).select_from(part).join(entry, entry.id == part.entry).where(mine)
+        mine = entry.c.population.in_(("", population))
+        of_run = entry.c.run_id == run_id, entry.c.state == "committed"
+        committed = select(func.count(entry.c.round.distinct())).where(*of_run)
+        took_part = select(func.count()).select_from(part).join(entry, entry.c.id == part.c.entry).where(mine)
         with self._database.reading() as connection:
             found = (select(func.count()).select_from(entry).where(mine), took_part, committed)
             entries, parts, released = (int(connection.scalar(one) or 0) for one in found)
@@ -257,7 +260,7 @@ class PrivacyLedger:
         """
         found = dict[str, str]()
         with self._database.reading() as connection:
-            known = set(connection.scalars(select(PrivacyEntry.population).distinct()))
+            known = set(connection.scalars(select(PrivacyEntry.c.population).distinct()))
             for population in sorted(known | {""}):
                 try:
                     require_known(connection, population)
@@ -297,7 +300,7 @@ class PrivacyLedger:
                         why=f"{name} has {one.reported} releases in its own ledger, and {one.known} in this one",
                         hint=_settle(population, f"{one.missing}, or more", device),
                     )
-            entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.id)).scalar_one()
+            entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.c.id)).scalar_one()
             if device:
                 _add(connection, [(entry, key)])
             if rounds:
@@ -306,11 +309,11 @@ class PrivacyLedger:
 
 def _accept(connection: Connection, population: str, device: str) -> str:
     """Return the key of a device that is charged for what it brought: what it lacks after that, the ledger has lost."""
-    found = connection.execute(select(Device.fingerprint, Device.brought).where(Device.name == device)).first()
+    found = connection.execute(select(Device.c.fingerprint, Device.c.brought).where(Device.c.name == device)).first()
     if found is None:
         raise NotFound(f"no device {device!r}", why="no device of this name is enrolled", hint="thinwire devices list")
     left = {key: count for key, count in found.brought.items() if key != population_key(population)}
-    connection.execute(update(Device).where(Device.name == device).values(brought=left))
+    connection.execute(update(Device).where(Device.c.name == device).values(brought=left))
     return str(found.fingerprint)
 
 

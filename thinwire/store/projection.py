@@ -136,7 +136,7 @@ class Projection:
         """Add a note to the run; it replaces earlier ones `about` a device."""
         known = self.sums.of_run.get("notes")
         if known is None:
-            known = self.connection.scalar(select(Run.notes).where(Run.run_id == self.facts.run_id)) or []
+            known = self.connection.scalar(select(Run.c.notes).where(Run.c.run_id == self.facts.run_id)) or []
         kept = [one for one in known if not (about and one[0][1].get("device") == about)]
         self._run(notes=[*kept, note])
 
@@ -163,8 +163,8 @@ class Projection:
         """Add a downtime of the aggregator to the open round."""
         known = self.sums.told_of(event.round).get("downtimes")
         if known is None:
-            where = (Round.run_id == self.facts.run_id, Round.round == event.round)
-            known = self.connection.scalar(select(Round.downtimes).where(*where)) or []
+            where = (Round.c.run_id == self.facts.run_id, Round.c.round == event.round)
+            known = self.connection.scalar(select(Round.c.downtimes).where(*where)) or []
         self._round(event.round, downtimes=[*known, [event.down_since, event.at]], missed_s=event.missed_s)
 
     def _phase(self, event: run_events.PhaseClosed) -> None:
@@ -216,11 +216,11 @@ class Projection:
             self._run(metrics0=event.decisive, spread0=spread)
 
 
-_EXTENDED = update(Run).where(Run.run_id == bindparam("the_run")).values(finished_at=None)
-_NO_SNAPSHOT = delete(Snapshot).where(Snapshot.run_id == bindparam("the_run"))
-_RECEIVED = select(RoundPhase.received).where(
-    RoundPhase.run_id == bindparam("the_run"), RoundPhase.round == bindparam("the_round"),
-    RoundPhase.phase == bindparam("the_phase"),
+_EXTENDED = update(Run).where(Run.c.run_id == bindparam("the_run")).values(finished_at=None)
+_NO_SNAPSHOT = delete(Snapshot).where(Snapshot.c.run_id == bindparam("the_run"))
+_RECEIVED = select(RoundPhase.c.received).where(
+    RoundPhase.c.run_id == bindparam("the_run"), RoundPhase.c.round == bindparam("the_round"),
+    RoundPhase.c.phase == bindparam("the_phase"),
 )  # fmt: skip
 
 
@@ -291,11 +291,11 @@ class UpdateProjector:
 
     def _sent_in_full(self, event: FullModelSent) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
-        where = (Update.run_id == self.facts.run_id, Update.assignment_id == event.assignment_id)
+        where = (Update.c.run_id == self.facts.run_id, Update.c.assignment_id == event.assignment_id)
         self.rows.write()  # the row may have been added in this transaction
         # the device could not use the first delivery
         more = {
-            "payload_down": Update.payload_down + event.payload_bytes,
+            "payload_down": Update.c.payload_down + event.payload_bytes,
             "delivered_at": None,
             "changed": self.known.changes,
         }

@@ -43,9 +43,9 @@ class RunQueries:
 
     def runs(self, with_deleted: bool = False) -> list[RunRow]:
         """Return all runs, latest first; with those that a person deleted only if it is said."""
-        wanted = columns_of(Run, RunRow).order_by(Run.number.desc())
+        wanted = columns_of(Run, RunRow).order_by(Run.c.number.desc())
         if not with_deleted:
-            wanted = wanted.where(Run.deleted_at.is_(None))
+            wanted = wanted.where(Run.c.deleted_at.is_(None))
         return [run_row(found) for found in self._database.rows(wanted)]
 
     def some_runs(
@@ -57,7 +57,7 @@ class RunQueries:
     def runs_of(self, ids: Sequence[str]) -> list[RunRow]:
         """Return the runs with these ids, in their order; an unknown id is left out."""
         places = in_order(ids)
-        rows = map(run_row, self._database.rows(columns_of(Run, RunRow).where(Run.run_id.in_(ids)))) if ids else ()
+        rows = map(run_row, self._database.rows(columns_of(Run, RunRow).where(Run.c.run_id.in_(ids)))) if ids else ()
         return sorted(rows, key=lambda row: places[row.run_id])
 
     def run_ids(self, found: RunFilter = ALL) -> list[str]:
@@ -86,7 +86,7 @@ class RunQueries:
 
     def deleted_run(self, run_id: str) -> RunRow | None:
         """Return what is left of a run that a person deleted; None for any other id."""
-        wanted = columns_of(Run, RunRow).where(Run.run_id == run_id, Run.deleted_at.is_not(None))
+        wanted = columns_of(Run, RunRow).where(Run.c.run_id == run_id, Run.c.deleted_at.is_not(None))
         return next((run_row(found) for found in self._database.rows(wanted)), None)
 
     def rounds(
@@ -119,16 +119,20 @@ class RunQueries:
 
     def round_count(self, run_id: str) -> tuple[int, int]:
         """Return how many rounds a run has opened, and the number of the last transaction that changed one."""
-        wanted = [select(func.max(column)).where(Round.run_id == run_id) for column in (Round.round, Round.changed)]
+        wanted = [
+            select(func.max(column)).where(Round.c.run_id == run_id) for column in (Round.c.round, Round.c.changed)
+        ]
         with self._database.reading() as connection:
             opened, changed = (int(connection.scalar(one) or 0) for one in wanted)
         return opened, changed
 
     def open_rounds(self, run_id: str, first: int, last: int) -> list[int]:
         """Return the numbers of the open rounds from `first` to `last`."""
-        wanted = select(Round.round).where(Round.run_id == run_id, Round.round.between(first, last), Round.reason == "")
+        wanted = select(Round.c.round).where(
+            Round.c.run_id == run_id, Round.c.round.between(first, last), Round.c.reason == ""
+        )
         with self._database.reading() as connection:
-            return list(connection.scalars(wanted.order_by(Round.round)))
+            return list(connection.scalars(wanted.order_by(Round.c.round)))
 
     def points(self, run_id: str, most: int) -> list[PointRow]:
         """Return the measured rounds of a run as points of its curves: every one, or every 2nd, 4th, 8th of them.
@@ -136,30 +140,30 @@ class RunQueries:
         At most `most`, the first and the newest are returned. Invariant: no more rows are read than are returned, and
         the points stay as they are until their number is halved.
         """
-        newest = select(func.max(Round.point)).where(Round.run_id == run_id)
+        newest = select(func.max(Round.c.point)).where(Round.c.run_id == run_id)
         with self._database.reading() as connection:
             count = int(connection.scalar(newest) or 0)
             step = 1 << max(0, math.ceil(math.log2(max(1, count) / most)))
             numbers = {1, *range(step, count, step), count}
-            wanted = columns_of(Round, PointRow).where(Round.run_id == run_id, Round.point.in_(numbers))
-            return [PointRow(**found) for found in dicts(connection.execute(wanted.order_by(Round.point)))]
+            wanted = columns_of(Round, PointRow).where(Round.c.run_id == run_id, Round.c.point.in_(numbers))
+            return [PointRow(**found) for found in dicts(connection.execute(wanted.order_by(Round.c.point)))]
 
     def explanations(self, run_id: str, first: int = 1, last: int | None = None) -> list[RoundExplanation]:
         """Return the stored explanations of the closed rounds from `first` to `last`."""
-        columns = select(Round.round, Round.seconds, Round.explanation)
-        wanted = columns.where(Round.run_id == run_id, Round.round >= first, Round.reason != "")
+        columns = select(Round.c.round, Round.c.seconds, Round.c.explanation)
+        wanted = columns.where(Round.c.run_id == run_id, Round.c.round >= first, Round.c.reason != "")
         if last is not None:
-            wanted = wanted.where(Round.round <= last)
+            wanted = wanted.where(Round.c.round <= last)
         with self._database.reading() as connection:
-            return [stored(*found) for found in connection.execute(wanted.order_by(Round.round))]
+            return [stored(*found) for found in connection.execute(wanted.order_by(Round.c.round))]
 
     def slowest_rounds(self, run_id: str, count: int) -> list[RoundExplanation]:
         """Return the stored explanations of the closed rounds that took longest, the slowest first.
 
         An index has the rounds in this order, so no others are read.
         """
-        wanted = select(Round.round, Round.seconds, Round.explanation).where(Round.run_id == run_id)
-        slowest = wanted.where(Round.seconds > 0).order_by(Round.seconds.desc(), Round.round.desc()).limit(count)
+        wanted = select(Round.c.round, Round.c.seconds, Round.c.explanation).where(Round.c.run_id == run_id)
+        slowest = wanted.where(Round.c.seconds > 0).order_by(Round.c.seconds.desc(), Round.c.round.desc()).limit(count)
         with self._database.reading() as connection:
             return [stored(*found) for found in connection.execute(slowest) if found[2]]
 
@@ -167,9 +171,9 @@ class RunQueries:
         """Return the client that was the slowest of a round most often, and the one waited for in vain, with counts."""
         found = list[dict[str, int]]()
         with self._database.reading() as connection:
-            for column in (Client.times_slowest, Client.times_silent):
-                wanted = select(Client.device, column).where(Client.run_id == run_id, column > 0)
-                most = connection.execute(wanted.order_by(column.desc(), Client.device).limit(1)).first()
+            for column in (Client.c.times_slowest, Client.c.times_silent):
+                wanted = select(Client.c.device, column).where(Client.c.run_id == run_id, column > 0)
+                most = connection.execute(wanted.order_by(column.desc(), Client.c.device).limit(1)).first()
                 found.append({most[0]: most[1]} if most else {})
         return found[0], found[1]
 
@@ -182,28 +186,28 @@ class RunQueries:
         Only those whose `changed` is above `changed_after`, of these `devices`, with one of `outcomes`, and if
         `with_reason` with one for their loss or a reduced weight.
         """
-        wanted = columns_of(Update, UpdateRow).where(Update.run_id == run_id)
+        wanted = columns_of(Update, UpdateRow).where(Update.c.run_id == run_id)
         if round is not None:
-            wanted = wanted.where(Update.round.between(round, round if last is None else last))
+            wanted = wanted.where(Update.c.round.between(round, round if last is None else last))
         if changed_after:
-            wanted = wanted.where(Update.changed > changed_after)
+            wanted = wanted.where(Update.c.changed > changed_after)
         if devices is not None:
-            wanted = wanted.where(Update.device.in_(devices))
+            wanted = wanted.where(Update.c.device.in_(devices))
         if outcomes:
-            wanted = wanted.where(Update.outcome.in_(outcomes))
+            wanted = wanted.where(Update.c.outcome.in_(outcomes))
         if with_reason:
-            wanted = wanted.where((Update.reason != "") | (Update.weight_reason != ""))
-        ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
+            wanted = wanted.where((Update.c.reason != "") | (Update.c.weight_reason != ""))
+        ordered = wanted.order_by(Update.c.round, Update.c.device, Update.c.assigned_at)
         return [UpdateRow(**found) for found in self._database.rows(ordered)]
 
     def latest_work(
         self, run_id: str, since: int, devices: Sequence[str] | None = None, last: int = 2**31 - 1
     ) -> list[WorkRow]:  # fmt: skip
         """Return what tables of clients show of the assignments from round `since` to `last`, oldest first."""
-        wanted = columns_of(Update, WorkRow).where(Update.run_id == run_id, Update.round.between(since, last))
+        wanted = columns_of(Update, WorkRow).where(Update.c.run_id == run_id, Update.c.round.between(since, last))
         if devices is not None:
-            wanted = wanted.where(Update.device.in_(devices))
-        ordered = wanted.order_by(Update.round, Update.assigned_at)
+            wanted = wanted.where(Update.c.device.in_(devices))
+        ordered = wanted.order_by(Update.c.round, Update.c.assigned_at)
         with self._database.reading() as connection:
             return [WorkRow(*found) for found in connection.execute(ordered)]
 
@@ -211,19 +215,19 @@ class RunQueries:
         """Return the assignments of earlier rounds that were aggregated into this one, and with one of `outcomes` those
         of the rounds after `since` that may still be.
         """
-        wanted = columns_of(Update, UpdateRow).where(Update.run_id == run_id)
+        wanted = columns_of(Update, UpdateRow).where(Update.c.run_id == run_id)
         found = self._database.rows(
-            wanted.where(Update.aggregated_round == number, Update.aggregated_round != Update.round)
+            wanted.where(Update.c.aggregated_round == number, Update.c.aggregated_round != Update.c.round)
         )
         if outcomes:
-            between = Update.round.between(since + 1, number - 1) & Update.outcome.in_(outcomes)
+            between = Update.c.round.between(since + 1, number - 1) & Update.c.outcome.in_(outcomes)
             found += self._database.rows(wanted.where(between))
         return sorted((UpdateRow(**one) for one in found), key=lambda one: (-one.round, one.device))
 
     def phases(self, run_id: str, round: int | None = None) -> list[PhaseRow]:  # noqa: A002
         """Return the closed phases of the run's rounds, or of one, in order; none without secure aggregation."""
-        own = RoundPhase.__table__.columns
-        wanted = select(RoundPhase.__table__).where(own.run_id == run_id).order_by(own.round)
+        own = RoundPhase.c
+        wanted = select(RoundPhase).where(own.run_id == run_id).order_by(own.round)
         if round is not None:
             wanted = wanted.where(own.round == round)
         return phase_rows(self._database.rows(wanted))
@@ -232,33 +236,33 @@ class RunQueries:
         self, run_id: str, first: int = 0, count: int | None = None, sort: ClientKey = "device", down: bool = False
     ) -> list[ClientRow]:  # fmt: skip
         """Return each device's part in a run, in this order: `count` of them from the place `first` on."""
-        ordered = clients_in_order(columns_of(Client, ClientRow).where(Client.run_id == run_id), sort, down)
+        ordered = clients_in_order(columns_of(Client, ClientRow).where(Client.c.run_id == run_id), sort, down)
         return [ClientRow(**found) for found in self._database.rows(ordered.offset(first).limit(count))]
 
     def client_count(self, run_id: str) -> tuple[int, int]:
         """Return how many devices take part in a run, and how many of them were selected."""
-        wanted = select(func.count(), func.count().filter(Client.selected > 0)).where(Client.run_id == run_id)
+        wanted = select(func.count(), func.count().filter(Client.c.selected > 0)).where(Client.c.run_id == run_id)
         with self._database.reading() as connection:
             there, selected = connection.execute(wanted).one()
         return int(there), int(selected)
 
     def strangers(self, run_id: str, names: Sequence[str]) -> list[str]:
         """Return those of these devices that take no part in a run, by name."""
-        wanted = select(Client.device).where(Client.run_id == run_id)
+        wanted = select(Client.c.device).where(Client.c.run_id == run_id)
         with self._database.reading() as connection:
             return sorted({*names}.difference(connection.scalars(wanted))) if names else []
 
     def online_since(self) -> dict[str, float]:
         """Return the devices that are online, with the moment of their registration, infinity if it is unknown."""
-        wanted = select(Device.name, Device.seen_at).where(Device.online.is_(True)).order_by(Device.name)
+        wanted = select(Device.c.name, Device.c.seen_at).where(Device.c.online.is_(True)).order_by(Device.c.name)
         with self._database.reading() as connection:
             return {name: math.inf if seen_at is None else seen_at for name, seen_at in connection.execute(wanted)}
 
     def models(self, run_id: str, versions: Collection[int] | None = None) -> list[ModelRow]:
         """Return the model versions of a run, or those of them with these numbers, oldest first."""
-        wanted = columns_of(Checkpoint, ModelRow).where(Checkpoint.run_id == run_id).order_by(Checkpoint.version)
+        wanted = columns_of(Checkpoint, ModelRow).where(Checkpoint.c.run_id == run_id).order_by(Checkpoint.c.version)
         if versions is not None:
-            wanted = wanted.where(Checkpoint.version.in_(versions))
+            wanted = wanted.where(Checkpoint.c.version.in_(versions))
         return [
             ModelRow(**{**found, "parts": [(name, length, digest) for name, length, digest in found["parts"]]})
             for found in self._database.rows(wanted)
@@ -266,14 +270,21 @@ class RunQueries:
 
     def devices(self, names: Sequence[str] | None = None) -> list[DeviceInfo]:
         """Return all devices by name, or those with these names."""
-        wanted = select(*Device.__table__.c).order_by(Device.name)
-        columns = (Client.device, Client.arrived, Client.payload_up, Client.last_outcome, Run.run_id, Run.status)
-        parts = select(*columns).join(Run, (Run.run_id == Client.run_id) & (Run.source == "devices"))
+        wanted = select(*Device.c).order_by(Device.c.name)
+        columns = (
+            Client.c.device,
+            Client.c.arrived,
+            Client.c.payload_up,
+            Client.c.last_outcome,
+            Run.c.run_id,
+            Run.c.status,
+        )
+        parts = select(*columns).join(Run, (Run.c.run_id == Client.c.run_id) & (Run.c.source == "devices"))
         if names is not None:
-            wanted, parts = wanted.where(Device.name.in_(names)), parts.where(Client.device.in_(names))
+            wanted, parts = wanted.where(Device.c.name.in_(names)), parts.where(Client.c.device.in_(names))
         with self._database.reading() as connection:
             known = connection.execute(wanted).mappings().all()
-            done = connection.execute(parts.order_by(func.coalesce(Client.last_at, 0.0))).all()
+            done = connection.execute(parts.order_by(func.coalesce(Client.c.last_at, 0.0))).all()
         sums: dict[str, tuple[int, int, str, str, bool]] = {}
         for device, arrived, payload, outcome, run_id, status in done:
             before = sums.get(device, (0, 0, "", "", False))
@@ -293,24 +304,26 @@ class RunQueries:
 
         With `kinds`, only measurements of these kinds are returned.
         """
-        wanted = columns_of(Measure, MeasureRow).order_by(Measure.device, Measure.kind, Measure.work)
+        wanted = columns_of(Measure, MeasureRow).order_by(Measure.c.device, Measure.c.kind, Measure.c.work)
         if kinds:
-            wanted = wanted.where(Measure.kind.in_(kinds))
+            wanted = wanted.where(Measure.c.kind.in_(kinds))
         return [MeasureRow(**found) for found in self._database.rows(wanted)]
 
     def aggregated_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """Return (run, rounds) for a device's aggregated updates, which stay in the model when it is revoked."""
         aggregated = (
-            Update.outcome.in_(("aggregated", "aggregated-late"))
-            & Update.aggregated_round.is_not(None)
-            & (Run.source == "devices")
+            Update.c.outcome.in_(("aggregated", "aggregated-late"))
+            & Update.c.aggregated_round.is_not(None)
+            & (Run.c.source == "devices")
         )
-        wanted = select(Run.run_id, Update.aggregated_round).join(Run, Run.run_id == Update.run_id)
+        wanted = select(Run.c.run_id, Update.c.aggregated_round).join(Run, Run.c.run_id == Update.c.run_id)
         ordered = (
-            wanted.where(Update.device == device, aggregated).order_by(Run.number, Update.aggregated_round).distinct()
+            wanted.where(Update.c.device == device, aggregated)
+            .order_by(Run.c.number, Update.c.aggregated_round)
+            .distinct()
         )
         with self._database.reading() as connection:
-            found = connection.execute(ordered.add_columns(Run.number)).all()
+            found = connection.execute(ordered.add_columns(Run.c.number)).all()
         rounds: dict[str, list[int]] = {}
         for run_id, number, _ in found:
             rounds.setdefault(run_id, []).append(int(number or 0))
@@ -323,11 +336,11 @@ class RunQueries:
 
         With `since` and `until`, those that were assigned between these moments.
         """
-        wanted = columns_of(Update, UpdateRow).join(Run, Run.run_id == Update.run_id)
-        wanted = wanted.where(Update.device == name, Run.source == "devices", Run.deleted_at.is_(None))
+        wanted = columns_of(Update, UpdateRow).join(Run, Run.c.run_id == Update.c.run_id)
+        wanted = wanted.where(Update.c.device == name, Run.c.source == "devices", Run.c.deleted_at.is_(None))
         if since is not None and until is not None:
-            wanted = wanted.where(Update.assigned_at.between(since, until))
-        latest = (Update.assigned_at.desc().nulls_last(), Run.number.desc(), Update.round.desc())
+            wanted = wanted.where(Update.c.assigned_at.between(since, until))
+        latest = (Update.c.assigned_at.desc().nulls_last(), Run.c.number.desc(), Update.c.round.desc())
         wanted = wanted.order_by(*latest).limit(limit)
         return [UpdateRow(**found) for found in self._database.rows(wanted)]
 
@@ -349,12 +362,12 @@ def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
 
 
 # Written once: SQLAlchemy takes longer to build such a statement than SQLite to answer it.
-_ROUND = Round.__table__.c
-_ACCEPTED = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
+_ROUND = Round.c
+_ACCEPTED = (Update.c.run_id == Round.c.run_id) & (Update.c.round == Round.c.round) & (Update.c.outcome == "accepted")
 _ARRIVED = select(func.count()).where(_ACCEPTED).scalar_subquery()
-_ROUNDS = columns_of(Round, RoundRow, arrived=case((Round.reason == "", _ARRIVED), else_=0))
-_RUN = columns_of(Run, RunRow).where(Run.run_id == bindparam("the_run"))
-_IDS = select(Run.run_id, Run.status).where(Run.deleted_at.is_(None)).order_by(Run.number)
+_ROUNDS = columns_of(Round, RoundRow, arrived=case((Round.c.reason == "", _ARRIVED), else_=0))
+_RUN = columns_of(Run, RunRow).where(Run.c.run_id == bindparam("the_run"))
+_IDS = select(Run.c.run_id, Run.c.status).where(Run.c.deleted_at.is_(None)).order_by(Run.c.number)
 
 
 def deleted(row: RunRow) -> NotFound:

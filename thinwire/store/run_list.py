@@ -36,7 +36,7 @@ class RunFilter:
 
     def applied(self, wanted: Select[tuple[str]]) -> Select[tuple[str]]:
         """Return the query with this filter; runs that are not handed over yet are in no list."""
-        own = Run.__table__.columns
+        own = Run.c
         wanted = wanted.where(own.status.in_(self.statuses) if self.statuses else own.status != "preparing")
         wanted = wanted.where(own.deleted_at.is_(None), own.archived_at.is_not(None) == self.archived)
         for word in self.text[:MAX_SEARCH].lower().split():
@@ -54,7 +54,7 @@ def ids_of(
     count: int | None = None,
 ) -> list[str]:  # fmt: skip
     """Return the ids of a page of runs; runs without the value that is sorted by come last, in either direction."""
-    own = Run.__table__.columns
+    own = Run.c
     by = _order(sort)
     ordered = found.applied(select(own.run_id)).order_by(by.is_(None), by.desc() if descending else by.asc())
     with database.reading() as connection:
@@ -63,7 +63,7 @@ def ids_of(
 
 def counts_of(database: Database, found: RunFilter) -> tuple[int, dict[str, int]]:
     """Return how many runs match, and how many of all runs have each status."""
-    own = Run.__table__.columns
+    own = Run.c
     matching = found.applied(select(own.run_id)).subquery()
     shown = own.deleted_at.is_(None) & (own.archived_at.is_not(None) == found.archived) & (own.status != "preparing")
     by_status = select(own.status, func.count()).where(shown).group_by(own.status)
@@ -78,7 +78,7 @@ def in_order(ids: Sequence[str]) -> dict[str, int]:
 
 
 def _order(sort: str) -> ColumnElement[object]:
-    own = Run.__table__.columns
+    own = Run.c
     expressions: dict[str, ColumnElement[object]] = {
         "number": own.number, "run_id": own.run_id, "task": own.task, "status": own.status,
         "rounds": own.rounds_closed, "best": own.best_value, "bytes": own.payload_up + own.payload_down,
@@ -89,7 +89,7 @@ def _order(sort: str) -> ColumnElement[object]:
 
 def clients_in_order(wanted: Select[Any], sort: ClientKey, descending: bool) -> Select[Any]:
     """Return a query of a run's clients in this order; those without the value come last, in either direction."""
-    own = Client.__table__.columns
+    own = Client.c
     by = own.aggregated_count + own.late if sort == "aggregated" else own[sort]
     return wanted.order_by(by.is_(None), by.desc() if descending else by.asc(), own.device)
 

@@ -24,7 +24,7 @@ import thinwire.store.privacy_devices
 import thinwire.store.sessions  # noqa: F401 - they define the tables
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import disk_error, sync_path
-from thinwire.store.database import Base, Database
+from thinwire.store.database import METADATA, Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 UNRELEASED = re.compile(r"00\d\d")  # revisions from before the first release, whose tables have other names
@@ -81,7 +81,7 @@ def _make(connection: Connection) -> None:
 def _statements(dialect: Dialect) -> list[str]:
     """Return the statements that create all tables; all SQLite databases of a process share them."""
     version = "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
-    tables = Base.metadata.sorted_tables
+    tables = METADATA.sorted_tables
     indexes = [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
     made: list[CreateTable | CreateIndex] = [*map(CreateTable, tables), *indexes]
     return [version, *(str(one.compile(dialect=dialect)) for one in made)]
@@ -161,7 +161,7 @@ def require_known(connection: Connection, found: str, what: str, hint: str) -> N
 
 def _require_columns(connection: Connection, what: str, hint: str) -> None:
     """Raise `DataLost` unless each of the program's tables has exactly the program's columns in the database."""
-    ours = {(table.name, column.name) for table in Base.metadata.sorted_tables for column in table.columns}
+    ours = {(table.name, column.name) for table in METADATA.sorted_tables for column in table.columns}
     tables = {table for table, _ in ours}
     found = {(table, name) for table, name in connection.execute(text(COLUMNS[connection.dialect.name]))}
     theirs = {column for column in found if column[0] in tables}

@@ -15,76 +15,73 @@ import secrets
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from sqlalchemy import Connection, String, Text, delete, insert, select, update
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import Connection, Double, String, Table, Text, delete, insert, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.store.audit import act
-from thinwire.store.database import Base, Counter, Database, Words
+from thinwire.store.database import METADATA, Counter, Database, Words, needed, optional
 
 USER_LETTERS = 32  # of a user's name at most
 
 
-class User(Base):
-    """Holds a user of the dashboard, with the role that says what the user may do."""
-
-    __tablename__ = "users"
-
-    name: Mapped[str] = mapped_column(String(USER_LETTERS), primary_key=True)
-    role: Mapped[str] = mapped_column(String(16))
-    password_hash: Mapped[str] = mapped_column(Text)
-    created_at: Mapped[float]
-    who: Mapped[str]  # added this user
-    password_at: Mapped[float]  # when the password was set
-    login_at: Mapped[float | None]  # last login
-    disabled_at: Mapped[float | None]
-
-
-class Token(Base):
-    """Holds a secret with which a program uses the API in the name of a user, until it expires or is revoked.
-
-    `run_id` is "" or the one run that the token may read. The token may do at most what its user may do now.
-    """
-
-    __tablename__ = "tokens"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    name: Mapped[str] = mapped_column(Words(63))
-    user: Mapped[str] = mapped_column(String(USER_LETTERS), index=True)
-    secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
-    role: Mapped[str] = mapped_column(String(16))
-    run_id: Mapped[str] = mapped_column(String(80), default="")
-    created_at: Mapped[float]
-    expires_at: Mapped[float]
-    used_at: Mapped[float | None]  # last use, to a minute
-    revoked_at: Mapped[float | None]
+# A user of the dashboard, with the role that says what the user may do.
+User = Table(
+    "users",
+    METADATA,
+    needed("name", String(USER_LETTERS), primary_key=True),
+    needed("role", String(16)),
+    needed("password_hash", Text),
+    needed("created_at", Double),
+    needed("who", Words),  # added this user
+    needed("password_at", Double),  # when the password was set
+    optional("login_at", Double),  # last login
+    optional("disabled_at", Double),
+)
 
 
-class Login(Base):
-    """Holds a code that opens one session of the dashboard, once."""
+# A secret with which a program uses the API in the name of a user, until it expires or is revoked.
+#
+# `run_id` is "" or the one run that the token may read. The token may do at most what its user may do now.
+Token = Table(
+    "tokens",
+    METADATA,
+    needed("id", Counter, primary_key=True),
+    needed("name", Words(63)),
+    needed("user", String(USER_LETTERS), index=True),
+    needed("secret_hash", String(64), unique=True),
+    needed("role", String(16)),
+    needed("run_id", String(80), default=""),
+    needed("created_at", Double),
+    needed("expires_at", Double),
+    optional("used_at", Double),  # last use, to a minute
+    optional("revoked_at", Double),
+)
 
-    __tablename__ = "logins"
 
-    code_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    expires_at: Mapped[float]
-    used_at: Mapped[float | None]
+# A code that opens one session of the dashboard, once.
+Login = Table(
+    "logins",
+    METADATA,
+    needed("code_hash", String(64), primary_key=True),
+    needed("expires_at", Double),
+    optional("used_at", Double),
+)
 
 
-class Session(Base):
-    """Holds an open session of the dashboard.
-
-    `confirmed_at` is when its user last gave the password, or a one-time code. Invariant: `role` is the user's, because
-    a change of the role, as of the password, deletes the user's sessions.
-    """
-
-    __tablename__ = "sessions"
-
-    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    user: Mapped[str] = mapped_column(String(USER_LETTERS), index=True)
-    role: Mapped[str] = mapped_column(String(16))
-    created_at: Mapped[float]
-    expires_at: Mapped[float]
-    confirmed_at: Mapped[float]
+# An open session of the dashboard.
+#
+# `confirmed_at` is when its user last gave the password, or a one-time code. Invariant: `role` is the user's, because
+# a change of the role, as of the password, deletes the user's sessions.
+Session = Table(
+    "sessions",
+    METADATA,
+    needed("token_hash", String(64), primary_key=True),
+    needed("user", String(USER_LETTERS), index=True),
+    needed("role", String(16)),
+    needed("created_at", Double),
+    needed("expires_at", Double),
+    needed("confirmed_at", Double),
+)
 
 
 Role = Literal["viewer", "operator", "admin"]  # each may do all that those before it may
@@ -126,7 +123,7 @@ class Logins:
         code = "".join(secrets.choice(LETTERS) for _ in range(CODE_LETTERS))
         now = self._clock.wall()
         with self._database.writing() as connection:
-            connection.execute(delete(Login).where(Login.expires_at <= now))
+            connection.execute(delete(Login).where(Login.c.expires_at <= now))
             connection.execute(insert(Login), {"code_hash": hashed(code), "expires_at": now + valid_s})
         return "-".join(code[i : i + 4] for i in range(0, CODE_LETTERS, 4))
 
@@ -158,9 +155,9 @@ class Logins:
 
     def person(self, token: str) -> Person | None:
         """Return who has the session with this token; None if there is none, or if it has expired."""
-        wanted = select(Session.user, Session.role, Session.confirmed_at, Session.expires_at)
+        wanted = select(Session.c.user, Session.c.role, Session.c.confirmed_at, Session.c.expires_at)
         with self._database.reading() as connection:
-            found = connection.execute(wanted.where(Session.token_hash == hashed(token))).first()
+            found = connection.execute(wanted.where(Session.c.token_hash == hashed(token))).first()
         if found is None or found.expires_at <= self._clock.wall():
             return None
         return Person(found.user, found.role, found.confirmed_at)
@@ -172,13 +169,13 @@ class Logins:
     def end(self, token: str) -> None:
         """End the session with this token."""
         with self._database.writing() as connection:
-            connection.execute(delete(Session).where(Session.token_hash == hashed(token)))
+            connection.execute(delete(Session).where(Session.c.token_hash == hashed(token)))
 
 
 def open_session(connection: Connection, user: str, role: str, now: float) -> str:
     """Open a session with a new token and return the token; sessions that have expired are deleted."""
     token = secrets.token_urlsafe(32)
-    connection.execute(delete(Session).where(Session.expires_at <= now))
+    connection.execute(delete(Session).where(Session.c.expires_at <= now))
     row = {"token_hash": hashed(token), "user": user, "role": role, "created_at": now, "confirmed_at": now}
     connection.execute(insert(Session), row | {"expires_at": now + SESSION_S})
     return token
@@ -186,13 +183,13 @@ def open_session(connection: Connection, user: str, role: str, now: float) -> st
 
 def confirm_session(connection: Connection, token: str, now: float) -> bool:
     """Note that the user of a session gave the password, or a code, again; return False if there is no session."""
-    mine = update(Session).where(Session.token_hash == hashed(token), Session.expires_at > now)
+    mine = update(Session).where(Session.c.token_hash == hashed(token), Session.c.expires_at > now)
     return connection.execute(mine, {"confirmed_at": now}).rowcount == 1
 
 
 def end_sessions(connection: Connection, user: str) -> None:
     """End all sessions of a user, in the transaction that changes what the user may do."""
-    connection.execute(delete(Session).where(Session.user == user))
+    connection.execute(delete(Session).where(Session.c.user == user))
 
 
 def hashed(secret: str) -> str:
@@ -209,10 +206,10 @@ def _use(connection: Connection, code: str, now: float) -> bool:
     given = _given(code)
     if not _is_live(connection, given, now):
         return False
-    connection.execute(update(Login).where(Login.code_hash == given), {"used_at": now})
+    connection.execute(update(Login).where(Login.c.code_hash == given), {"used_at": now})
     return True
 
 
 def _is_live(connection: Connection, given: str, now: float) -> bool:
-    live = connection.scalars(select(Login.code_hash).where(Login.expires_at > now, Login.used_at.is_(None)))
+    live = connection.scalars(select(Login.c.code_hash).where(Login.c.expires_at > now, Login.c.used_at.is_(None)))
     return any(hmac.compare_digest(kept, given) for kept in live)

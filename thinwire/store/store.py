@@ -118,15 +118,15 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
         }  # fmt: skip
         with self._database.writing() as connection:
             if run_id := _prepared(connection, order):
-                connection.execute(update(Run).where(Run.run_id == run_id), row)
+                connection.execute(update(Run).where(Run.c.run_id == run_id), row)
                 return run_id
-            number = int(connection.scalar(select(func.max(Run.task_number)).where(Run.task == task)) or 0) + 1
+            number = int(connection.scalar(select(func.max(Run.c.task_number)).where(Run.c.task == task)) or 0) + 1
             run_id = f"{task}-{number}"
             identity = secrets.token_hex(IDENTITY_BYTES) if source == "devices" else ""
             own = {"run_id": run_id, "task": task, "task_number": number, "identity": identity}
             connection.execute(insert(Run), row | own)
             if order:
-                connection.execute(update(Command).where(Command.id == order), {"run_id": run_id})
+                connection.execute(update(Command).where(Command.c.id == order), {"run_id": run_id})
         return run_id
 
     def order(self, verb: RunOrder, run_id: str, who: str = "operator") -> int:
@@ -180,7 +180,9 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
 
 def _prepared(connection: Connection, order: int) -> str:
     """Return the run that an earlier process began to prepare for a command; "" if there is none."""
-    made = select(Run.run_id, Run.status).join(Command, Command.run_id == Run.run_id).where(Command.id == order)
+    made = (
+        select(Run.c.run_id, Run.c.status).join(Command, Command.c.run_id == Run.c.run_id).where(Command.c.id == order)
+    )
     found = connection.execute(made).first()
     if found is None:
         return ""

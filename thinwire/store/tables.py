@@ -11,365 +11,378 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
-from thinwire.store.database import Base, Counter, Words
+from thinwire.store.database import METADATA, Counter, Whole, Words, needed, optional
 
 
-def _run() -> Mapped[str]:
-    return mapped_column(String(80), ForeignKey("runs.run_id"), primary_key=True)
+def _run() -> Column[Any]:
+    return needed("run_id", String(80), ForeignKey("runs.run_id"), primary_key=True)
 
 
-class Traffic:
-    """Declares columns of bytes in both directions: `payload` in frames, `wire` on the devices' sockets.
+def traffic() -> list[Column[Any]]:
+    """Return columns of bytes in both directions: `payload` in frames, `wire` on the devices' sockets.
 
     `wire` is null without a network.
     """
-
-    payload_up: Mapped[int] = mapped_column(default=0)
-    payload_down: Mapped[int] = mapped_column(default=0)
-    wire_up: Mapped[int | None]
-    wire_down: Mapped[int | None]
-
-
-class Outcomes:
-    """Declares columns that count assignments by outcome; the pending ones are `selected` minus all others."""
-
-    aggregated_count: Mapped[int] = mapped_column(default=0)
-    late: Mapped[int] = mapped_column(default=0)
-    dropped: Mapped[int] = mapped_column(default=0)
-    failed: Mapped[int] = mapped_column(default=0)
-
-
-class Run(Traffic, Outcomes, Base):
-    """Holds a run: its plan, status, models, metrics and sums."""
-
-    __tablename__ = "runs"
-    __table_args__ = (UniqueConstraint("task", "task_number"),)
-
-    number: Mapped[int] = mapped_column(Counter, primary_key=True)  # order of creation
-    run_id: Mapped[str] = mapped_column(String(80), unique=True)
-    task: Mapped[str] = mapped_column(String(63))
-    task_number: Mapped[int]
-    source: Mapped[str] = mapped_column(String(16))
-    status: Mapped[str] = mapped_column(String(16), index=True)
-    status_text: Mapped[str] = mapped_column(default="")
-    exit_code: Mapped[int] = mapped_column(default=0)
-    plan: Mapped[dict[str, Any]]
-    layout: Mapped[dict[str, Any]]
-    size: Mapped[int]  # trained elements
-    task_report: Mapped[dict[str, Any]]
-    created_at: Mapped[float]
-    started_at: Mapped[float | None]
-    finished_at: Mapped[float | None]
-    rounds_total: Mapped[int]
-    rounds_closed: Mapped[int] = mapped_column(default=0)
-    version: Mapped[int] = mapped_column(default=0)
-    model_digest: Mapped[str] = mapped_column(default="")
-    model_file: Mapped[str] = mapped_column(default="")
-    best_version: Mapped[int | None]
-    best_value: Mapped[float | None]
-    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of the version evaluated last
-    metrics0: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of the initial model
-    spread0: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # clipped values of `metrics`
-    dense_up: Mapped[int] = mapped_column(default=0)  # bytes of the same transfers in plain float32
-    dense_down: Mapped[int] = mapped_column(default=0)
-    notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # each a list of reasons
-    totals: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # of its rounds' explanations
-    identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
-    name: Mapped[str] = mapped_column(Words(80), default="", server_default="")  # that a person gave it
-    tags: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
-    archived_at: Mapped[float | None]
-    deleted_at: Mapped[float | None]  # of its models, rounds and events; this row stays
-    deleted_by: Mapped[str] = mapped_column(default="", server_default="")
-
-
-HAS_SAMPLES = Run.plan["privacy"]["sampling_rate"].as_float() > 0  # of a run: by Poisson sampling
-
-
-class Round(Traffic, Outcomes, Base):
-    """Holds a round of a run: its decisions, its result and its sums."""
-
-    __tablename__ = "rounds"
-    __table_args__ = (
-        Index(None, "run_id", "changed"),
-        Index(None, "run_id", "point"),
-        Index(None, "run_id", "seconds", "round"),  # the slowest ones
-    )
-
-    run_id: Mapped[str] = _run()
-    round: Mapped[int] = mapped_column(Integer, primary_key=True)
-    opened_at: Mapped[float]
-    closed_at: Mapped[float | None]
-    reason: Mapped[str] = mapped_column(default="")
-    base_version: Mapped[int]
-    version: Mapped[int | None]
-    deadline_s: Mapped[float]
-    deadline_reason: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
-    sampling: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
-    codec: Mapped[str]
-    codecs: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
-    codec_reasons: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
-    target_updates: Mapped[int]
-    min_updates: Mapped[int]
-    considered: Mapped[int]
-    selected: Mapped[list[Any]]
-    not_selected: Mapped[dict[str, Any]]
-    aggregated: Mapped[list[Any]] = mapped_column(default=list)
-    seconds: Mapped[float | None]
-    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"means", "clients"}
-    train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    ignored: Mapped[int] = mapped_column(default=0, server_default="0")  # metrics that too few updates carried
-    spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    downtimes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # of the aggregator: [from, to]
-    missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # not counted by the run's clock
-    slowest: Mapped[str] = mapped_column(default="")
-    secure_sum: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # what the masks covered
-    detail: Mapped[str] = mapped_column(default="", server_default="")  # why a secure round has no sum
-    explanation: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {} while it is open
-    until_s: Mapped[float | None]  # sums from the run's start until this round's end; null while it is open
-    until_payload: Mapped[int | None]
-    until_wire: Mapped[int | None]
-    point: Mapped[int | None] = mapped_column(Integer)  # its place among the rounds with metrics
-    changed: Mapped[int]  # number of the run's transaction that changed this row last
-
-
-class RoundPhase(Base):
-    """Holds a closed phase of a secure round: which devices sent its message, and which dropped out."""
-
-    __tablename__ = "phases"
-
-    run_id: Mapped[str] = _run()
-    round: Mapped[int] = mapped_column(Integer, primary_key=True)
-    phase: Mapped[str] = mapped_column(String(16), primary_key=True)
-    closed_at: Mapped[float]
-    elapsed_s: Mapped[float]  # since the round began
-    received: Mapped[dict[str, Any]]  # device -> bytes of its message
-    dropped: Mapped[list[Any]]
-
-
-class Client(Traffic, Outcomes, Base):
-    """Holds a device's part in one run."""
-
-    __tablename__ = "clients"
-
-    run_id: Mapped[str] = _run()
-    device: Mapped[str] = mapped_column(String(63), primary_key=True, index=True)
-    selected: Mapped[int] = mapped_column(default=0)
-    arrived: Mapped[int] = mapped_column(default=0)
-    sequence: Mapped[int] = mapped_column(default=0)  # the highest received
-    times_slowest: Mapped[int] = mapped_column(default=0, server_default="0")  # rounds whose stages are its own
-    times_silent: Mapped[int] = mapped_column(default=0, server_default="0")  # rounds that waited for it in vain
-    last_outcome: Mapped[str] = mapped_column(default="")
-    last_at: Mapped[float | None]
-
-
-class Update(Traffic, Base):
-    """Holds an assignment and its outcome."""
-
-    __tablename__ = "updates"
-    __table_args__ = (
-        Index(None, "run_id", "update_id"),
-        Index(None, "run_id", "round"),
-        Index(None, "device", "assigned_at"),
-        # Of the few updates that went into a later round; on PostgreSQL of all, since to name its dialect imports it.
-        Index(None, "run_id", "aggregated_round", sqlite_where=text("aggregated_round <> round")),
-    )  # fmt: skip
-
-    run_id: Mapped[str] = _run()
-    assignment_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late reply brings its own
-    round: Mapped[int] = mapped_column(Integer)
-    device: Mapped[str] = mapped_column(String(63))
-    update_id: Mapped[str] = mapped_column(default="")
-    outcome: Mapped[str] = mapped_column(String(16), default="selected")
-    reason: Mapped[str] = mapped_column(default="")
-    late_reply: Mapped[bool] = mapped_column(default=False)
-    aggregated_round: Mapped[int | None] = mapped_column(Integer)
-    staleness: Mapped[int] = mapped_column(default=0)
-    selection_reason: Mapped[list[Any]] = mapped_column(
-        default=list, server_default="[]"
-    )  # of an assignment in mid-round
-    instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
-    work_reason: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
-    weight_reason: Mapped[str] = mapped_column(default="")  # why it counts for less, or that it was chosen
-    assigned_at: Mapped[float | None]
-    delivered_at: Mapped[float | None]  # first delivery; `pulled_at` is the last one
-    pulled_at: Mapped[float | None]
-    began_at: Mapped[float | None]
-    arrived_at: Mapped[float | None]
-    failed_at: Mapped[float | None]
-    download_s: Mapped[float | None]
-    queue_s: Mapped[float | None]
-    evaluate_s: Mapped[float | None]
-    train_s: Mapped[float | None]
-    encode_s: Mapped[float | None]
-    load_s: Mapped[float | None]
-    commit_s: Mapped[float | None]
-    examples: Mapped[int] = mapped_column(default=0)
-    steps: Mapped[int] = mapped_column(default=0)
-    norm: Mapped[float | None]
-    residual_norm: Mapped[float | None]
-    residual_ratio: Mapped[float | None]
-    state_lost: Mapped[str] = mapped_column(default="", server_default="")
-    requests: Mapped[int] = mapped_column(default=0)
-    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    clipped: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # clipped names of `metrics`
-    changed: Mapped[int] = mapped_column(default=0, server_default="0")  # number of the transaction, as in `rounds`
-
-
-class Measure(Base):
-    """Holds the last samples of one kind for a device over all runs, and their percentiles.
-
-    `work` is the model and batch that a speed refers to, "" for a link. `p50` and `p90` are in bits/s for `down` and
-    `up`, in steps for `pass`, and in seconds for all others; null if the samples do not suffice.
-    """
-
-    __tablename__ = "measures"
-
-    device: Mapped[str] = mapped_column(String(63), primary_key=True)
-    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
-    work: Mapped[str] = mapped_column(String(64), primary_key=True)
-    samples: Mapped[list[Any]]
-    p50: Mapped[float | None]
-    p90: Mapped[float | None]
-    at: Mapped[float]
-
-
-class Journal(Base):
-    """Holds every event of every run, and of the devices (without a run), in the order in which they became durable."""
-
-    __tablename__ = "journal"
-    __table_args__ = (Index(None, "run_id", "seq"),)
-
-    seq: Mapped[int] = mapped_column(Counter, primary_key=True)
-    run_id: Mapped[str | None] = mapped_column(String(80), ForeignKey("runs.run_id"))
-    at: Mapped[float]
-    kind: Mapped[str] = mapped_column(String(40))
-    body: Mapped[dict[str, Any]]
-
-
-class Segment(Base):
-    """Holds older events of a run, compressed together (store/journal.py)."""
-
-    __tablename__ = "segments"
-
-    run_id: Mapped[str] = _run()
-    last_seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    first_seq: Mapped[int]
-    body: Mapped[bytes] = mapped_column(LargeBinary)
-
-
-class Snapshot(Base):
-    """Holds the state of an unfinished run after its events up to `seq`, in a form that only server/state/ knows."""
-
-    __tablename__ = "snapshots"
-
-    run_id: Mapped[str] = _run()
-    seq: Mapped[int]
-    body: Mapped[str] = mapped_column(Text)
-
-
-class Checkpoint(Base):
-    """Holds a model version that is durable in a file of its run's folder."""
-
-    __tablename__ = "checkpoints"
-
-    run_id: Mapped[str] = _run()
-    version: Mapped[int] = mapped_column(Integer, primary_key=True)
-    digest: Mapped[str] = mapped_column(String(64))
-    file: Mapped[str]
-    parts: Mapped[list[Any]]
-    counters: Mapped[dict[str, Any]]
-    at: Mapped[float]
-
-
-class Device(Base):
-    """Holds an enrolled device.
-
-    `change` numbers all changes of approval: its maximum tells a cache that it is out of date.
-    """
-
-    __tablename__ = "devices"
-
-    name: Mapped[str] = mapped_column(String(63), primary_key=True)
-    fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
-    public_key: Mapped[bytes] = mapped_column(LargeBinary)
-    state: Mapped[str] = mapped_column(String(16))
-    how: Mapped[str] = mapped_column(String(16))
-    created_at: Mapped[float]
-    change: Mapped[int] = mapped_column(index=True)
-    online: Mapped[bool] = mapped_column(default=False)
-    seen_at: Mapped[float | None]  # start of the current or last connection
-    last_seen_at: Mapped[float | None]  # last contact of an offline device; null if unknown
-    hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    booked: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # the most it has ever reported
-    other_keys: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # whose spending is its own too
-    brought: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # releases that are not here
-    tags: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
-
-
-class InvitationEntry(Base):
-    """Holds a secret with which one key may enroll, once.
-
-    The table holds only the SHA-256 of the secret. `name` is the device name for which it is valid, "" for any.
-    """
-
-    __tablename__ = "invitations"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
-    name: Mapped[str] = mapped_column(String(63), default="")
-    approve_manually: Mapped[bool]
-    who: Mapped[str]
-    created_at: Mapped[float]
-    expires_at: Mapped[float]
-    used_by: Mapped[str] = mapped_column(String(63), default="")
-    used_key: Mapped[str] = mapped_column(String(64), default="")  # fingerprint
-    used_at: Mapped[float | None]
-    withdrawn_at: Mapped[float | None]
-
-
-class Action(Base):
-    """Holds the audit log: an action on a device, a user or a token, its actor and its time. Rows are only added."""
-
-    __tablename__ = "device_actions"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    at: Mapped[float]
-    who: Mapped[str]
-    device: Mapped[str] = mapped_column(index=True)
-    what: Mapped[str] = mapped_column(String(16))
-    detail: Mapped[str] = mapped_column(default="")
-
-
-class Note(Base):
-    """Holds a refusal of the device API with its reason, which the reply lacked; the last thousand are kept."""
-
-    __tablename__ = "refusal_notes"
-    __table_args__ = ({"sqlite_autoincrement": True},)  # no number is given twice
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    at: Mapped[float]
-    kind: Mapped[str] = mapped_column(Words(40))
-    address: Mapped[str] = mapped_column(Words(100))
-    name: Mapped[str] = mapped_column(Words(63), default="")
-    why: Mapped[str] = mapped_column(Words(500))
-
-
-class Command(Base):
-    """Holds a user's command and its result: command queue and audit log in one."""
-
-    __tablename__ = "commands"
-
-    id: Mapped[int] = mapped_column(Counter, primary_key=True)
-    kind: Mapped[str] = mapped_column(String(40))
-    run_id: Mapped[str] = mapped_column(default="")
-    args: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    who: Mapped[str] = mapped_column(default="")
-    at: Mapped[float]
-    answered_at: Mapped[float | None] = mapped_column(index=True)
-    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    return [
+        needed("payload_up", Whole, default=0),
+        needed("payload_down", Whole, default=0),
+        optional("wire_up", Whole),
+        optional("wire_down", Whole),
+    ]
+
+
+def outcomes() -> list[Column[Any]]:
+    """Return columns that count assignments by outcome; the pending ones are `selected` minus all others."""
+    return [
+        needed("aggregated_count", Whole, default=0),
+        needed("late", Whole, default=0),
+        needed("dropped", Whole, default=0),
+        needed("failed", Whole, default=0),
+    ]
+
+
+# A run: its plan, status, models, metrics and sums.
+Run = Table(
+    "runs",
+    METADATA,
+    needed("number", Counter, primary_key=True),  # order of creation
+    needed("run_id", String(80), unique=True),
+    needed("task", String(63)),
+    needed("task_number", Whole),
+    needed("source", String(16)),
+    needed("status", String(16), index=True),
+    needed("status_text", Words, default=""),
+    needed("exit_code", Whole, default=0),
+    needed("plan", JSON),
+    needed("layout", JSON),
+    needed("size", Whole),  # trained elements
+    needed("task_report", JSON),
+    needed("created_at", Double),
+    optional("started_at", Double),
+    optional("finished_at", Double),
+    needed("rounds_total", Whole),
+    needed("rounds_closed", Whole, default=0),
+    needed("version", Whole, default=0),
+    needed("model_digest", Words, default=""),
+    needed("model_file", Words, default=""),
+    optional("best_version", Whole),
+    optional("best_value", Double),
+    needed("metrics", JSON, default=dict),  # of the version evaluated last
+    needed("metrics0", JSON, default=dict),  # of the initial model
+    needed("spread0", JSON, default=dict),
+    needed("clipped", JSON, default=dict, server_default="{}"),  # clipped values of `metrics`
+    needed("dense_up", Whole, default=0),  # bytes of the same transfers in plain float32
+    needed("dense_down", Whole, default=0),
+    needed("notes", JSON, default=list, server_default="[]"),  # each a list of reasons
+    needed("totals", JSON, default=dict, server_default="{}"),  # of its rounds' explanations
+    needed("identity", String(64), default="", server_default=""),  # random; "" for a simulation
+    needed("name", Words(80), default="", server_default=""),  # that a person gave it
+    needed("tags", JSON, default=list, server_default="[]"),
+    optional("archived_at", Double),
+    optional("deleted_at", Double),  # of its models, rounds and events; this row stays
+    needed("deleted_by", Words, default="", server_default=""),
+    *traffic(),
+    *outcomes(),
+    UniqueConstraint("task", "task_number"),
+)
+
+
+HAS_SAMPLES = Run.c.plan["privacy"]["sampling_rate"].as_float() > 0  # of a run: by Poisson sampling
+
+
+# A round of a run: its decisions, its result and its sums.
+Round = Table(
+    "rounds",
+    METADATA,
+    _run(),
+    needed("round", Integer, primary_key=True),
+    needed("opened_at", Double),
+    optional("closed_at", Double),
+    needed("reason", Words, default=""),
+    needed("base_version", Whole),
+    optional("version", Whole),
+    needed("deadline_s", Double),
+    needed("deadline_reason", JSON, default=list, server_default="[]"),
+    needed("sampling", JSON, default=list, server_default="[]"),
+    needed("codec", Words),
+    needed("codecs", JSON, default=dict, server_default="{}"),
+    needed("codec_reasons", JSON, default=dict, server_default="{}"),
+    needed("target_updates", Whole),
+    needed("min_updates", Whole),
+    needed("considered", Whole),
+    needed("selected", JSON),
+    needed("not_selected", JSON),
+    needed("aggregated", JSON, default=list),
+    optional("seconds", Double),
+    needed("metrics", JSON, default=dict),
+    needed("spread", JSON, default=dict),
+    needed("clipped", JSON, default=dict, server_default="{}"),  # {"means", "clients"}
+    needed("train_metrics", JSON, default=dict),
+    needed("ignored", Whole, default=0, server_default="0"),  # metrics that too few updates carried
+    needed("spent", JSON, default=dict),
+    needed("downtimes", JSON, default=list, server_default="[]"),  # of the aggregator: [from, to]
+    needed("missed_s", Double, default=0.0, server_default="0"),  # not counted by the run's clock
+    needed("slowest", Words, default=""),
+    needed("secure_sum", JSON, default=dict, server_default="{}"),  # what the masks covered
+    needed("detail", Words, default="", server_default=""),  # why a secure round has no sum
+    needed("explanation", JSON, default=dict, server_default="{}"),  # {} while it is open
+    optional("until_s", Double),  # sums from the run's start until this round's end; null while it is open
+    optional("until_payload", Whole),
+    optional("until_wire", Whole),
+    optional("point", Integer),  # its place among the rounds with metrics
+    needed("changed", Whole),  # number of the run's transaction that changed this row last
+    *traffic(),
+    *outcomes(),
+    Index(None, "run_id", "changed"),
+    Index(None, "run_id", "point"),
+    Index(None, "run_id", "seconds", "round"),
+)
+
+
+# A closed phase of a secure round: which devices sent its message, and which dropped out.
+RoundPhase = Table(
+    "phases",
+    METADATA,
+    _run(),
+    needed("round", Integer, primary_key=True),
+    needed("phase", String(16), primary_key=True),
+    needed("closed_at", Double),
+    needed("elapsed_s", Double),  # since the round began
+    needed("received", JSON),  # device -> bytes of its message
+    needed("dropped", JSON),
+)
+
+
+# A device's part in one run.
+Client = Table(
+    "clients",
+    METADATA,
+    _run(),
+    needed("device", String(63), primary_key=True, index=True),
+    needed("selected", Whole, default=0),
+    needed("arrived", Whole, default=0),
+    needed("sequence", Whole, default=0),  # the highest received
+    needed("times_slowest", Whole, default=0, server_default="0"),  # rounds whose stages are its own
+    needed("times_silent", Whole, default=0, server_default="0"),  # rounds that waited for it in vain
+    needed("last_outcome", Words, default=""),
+    optional("last_at", Double),
+    *traffic(),
+    *outcomes(),
+)
+
+
+# An assignment and its outcome.
+Update = Table(
+    "updates",
+    METADATA,
+    _run(),
+    needed("assignment_id", Words(255), primary_key=True),  # a late reply brings its own
+    needed("round", Integer),
+    needed("device", String(63)),
+    needed("update_id", Words, default=""),
+    needed("outcome", String(16), default="selected"),
+    needed("reason", Words, default=""),
+    needed("late_reply", Boolean, default=False),
+    optional("aggregated_round", Integer),
+    needed("staleness", Whole, default=0),
+    needed("selection_reason", JSON, default=list, server_default="[]"),  # of an assignment in mid-round
+    needed("instead_of", String(63), default="", server_default=""),
+    needed("work_reason", JSON, default=list, server_default="[]"),
+    needed("weight_reason", Words, default=""),  # why it counts for less, or that it was chosen
+    optional("assigned_at", Double),
+    optional("delivered_at", Double),  # first delivery; `pulled_at` is the last one
+    optional("pulled_at", Double),
+    optional("began_at", Double),
+    optional("arrived_at", Double),
+    optional("failed_at", Double),
+    optional("download_s", Double),
+    optional("queue_s", Double),
+    optional("evaluate_s", Double),
+    optional("train_s", Double),
+    optional("encode_s", Double),
+    optional("load_s", Double),
+    optional("commit_s", Double),
+    needed("examples", Whole, default=0),
+    needed("steps", Whole, default=0),
+    optional("norm", Double),
+    optional("residual_norm", Double),
+    optional("residual_ratio", Double),
+    needed("state_lost", Words, default="", server_default=""),
+    needed("requests", Whole, default=0),
+    needed("metrics", JSON, default=dict),
+    needed("clipped", JSON, default=list, server_default="[]"),  # clipped names of `metrics`
+    needed("changed", Whole, default=0, server_default="0"),  # number of the transaction, as in `rounds`
+    *traffic(),
+    Index(None, "run_id", "update_id"),
+    Index(None, "run_id", "round"),
+    Index(None, "device", "assigned_at"),
+    Index(None, "run_id", "aggregated_round", sqlite_where=text("aggregated_round <> round")),
+)
+
+
+# The last samples of one kind for a device over all runs, and their percentiles.
+#
+# `work` is the model and batch that a speed refers to, "" for a link. `p50` and `p90` are in bits/s for `down` and
+# `up`, in steps for `pass`, and in seconds for all others; null if the samples do not suffice.
+Measure = Table(
+    "measures",
+    METADATA,
+    needed("device", String(63), primary_key=True),
+    needed("kind", String(16), primary_key=True),
+    needed("work", String(64), primary_key=True),
+    needed("samples", JSON),
+    optional("p50", Double),
+    optional("p90", Double),
+    needed("at", Double),
+)
+
+
+# Every event of every run, and of the devices (without a run), in the order in which they became durable.
+Journal = Table(
+    "journal",
+    METADATA,
+    needed("seq", Counter, primary_key=True),
+    optional("run_id", String(80), ForeignKey("runs.run_id")),
+    needed("at", Double),
+    needed("kind", String(40)),
+    needed("body", JSON),
+    Index(None, "run_id", "seq"),
+)
+
+
+# Older events of a run, compressed together (store/journal.py).
+Segment = Table(
+    "segments",
+    METADATA,
+    _run(),
+    needed("last_seq", BigInteger, primary_key=True),
+    needed("first_seq", Whole),
+    needed("body", LargeBinary),
+)
+
+
+# The state of an unfinished run after its events up to `seq`, in a form that only server/state/ knows.
+Snapshot = Table(
+    "snapshots",
+    METADATA,
+    _run(),
+    needed("seq", Whole),
+    needed("body", Text),
+)
+
+
+# A model version that is durable in a file of its run's folder.
+Checkpoint = Table(
+    "checkpoints",
+    METADATA,
+    _run(),
+    needed("version", Integer, primary_key=True),
+    needed("digest", String(64)),
+    needed("file", Words),
+    needed("parts", JSON),
+    needed("counters", JSON),
+    needed("at", Double),
+)
+
+
+# An enrolled device.
+#
+# `change` numbers all changes of approval: its maximum tells a cache that it is out of date.
+Device = Table(
+    "devices",
+    METADATA,
+    needed("name", String(63), primary_key=True),
+    needed("fingerprint", String(64), unique=True),
+    needed("public_key", LargeBinary),
+    needed("state", String(16)),
+    needed("how", String(16)),
+    needed("created_at", Double),
+    needed("change", Whole, index=True),
+    needed("online", Boolean, default=False),
+    optional("seen_at", Double),  # start of the current or last connection
+    optional("last_seen_at", Double),  # last contact of an offline device; null if unknown
+    needed("hello", JSON, default=dict),
+    needed("booked", JSON, default=dict, server_default="{}"),  # the most it has ever reported
+    needed("other_keys", JSON, default=list, server_default="[]"),  # whose spending is its own too
+    needed("brought", JSON, default=dict, server_default="{}"),  # releases that are not here
+    needed("tags", JSON, default=list, server_default="[]"),
+)
+
+
+# A secret with which one key may enroll, once.
+#
+# The table holds only the SHA-256 of the secret. `name` is the device name for which it is valid, "" for any.
+InvitationEntry = Table(
+    "invitations",
+    METADATA,
+    needed("id", Counter, primary_key=True),
+    needed("secret_hash", String(64), unique=True),
+    needed("name", String(63), default=""),
+    needed("approve_manually", Boolean),
+    needed("who", Words),
+    needed("created_at", Double),
+    needed("expires_at", Double),
+    needed("used_by", String(63), default=""),
+    needed("used_key", String(64), default=""),  # fingerprint
+    optional("used_at", Double),
+    optional("withdrawn_at", Double),
+)
+
+
+# The audit log: an action on a device, a user or a token, its actor and its time. Rows are only added.
+Action = Table(
+    "device_actions",
+    METADATA,
+    needed("id", Counter, primary_key=True),
+    needed("at", Double),
+    needed("who", Words),
+    needed("device", Words, index=True),
+    needed("what", String(16)),
+    needed("detail", Words, default=""),
+)
+
+
+# A refusal of the device API with its reason, which the reply lacked; the last thousand are kept.
+Note = Table(
+    "refusal_notes",
+    METADATA,
+    needed("id", Counter, primary_key=True),
+    needed("at", Double),
+    needed("kind", Words(40)),
+    needed("address", Words(100)),
+    needed("name", Words(63), default=""),
+    needed("why", Words(500)),
+    sqlite_autoincrement=True,
+)
+
+
+# A user's command and its result: command queue and audit log in one.
+Command = Table(
+    "commands",
+    METADATA,
+    needed("id", Counter, primary_key=True),
+    needed("kind", String(40)),
+    needed("run_id", Words, default=""),
+    needed("args", JSON, default=dict),
+    needed("who", Words, default=""),
+    needed("at", Double),
+    optional("answered_at", Double, index=True),
+    optional("result", JSON(none_as_null=True)),
+)

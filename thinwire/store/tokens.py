@@ -73,7 +73,7 @@ class Tokens:
                     f"a token of {user} does not get the role {role}", f"{user} is {own}, and a token may do no more",
                     f"a token with the role {own}",
                 )  # fmt: skip
-            made = insert(Row).values(row | {"secret_hash": hashed(secret)}).returning(Row.id)
+            made = insert(Row).values(row | {"secret_hash": hashed(secret)}).returning(Row.c.id)
             self._make_room(connection, user, now)
             number = int(connection.scalar(made) or 0)
             only = f", reads {run_id} only" if run_id else ""
@@ -86,27 +86,27 @@ class Tokens:
 
         The newest row stays, so that no number is given again: the audit log names tokens by it.
         """
-        ended, newest = now - ENDED_S, select(func.max(Row.id)).scalar_subquery()
-        old = or_(Row.revoked_at < ended, Row.expires_at < ended)
-        connection.execute(delete(Row).where(old, Row.id < newest))
-        valid = select(func.count()).where(Row.user == user, Row.revoked_at.is_(None), Row.expires_at > now)
+        ended, newest = now - ENDED_S, select(func.max(Row.c.id)).scalar_subquery()
+        old = or_(Row.c.revoked_at < ended, Row.c.expires_at < ended)
+        connection.execute(delete(Row).where(old, Row.c.id < newest))
+        valid = select(func.count()).where(Row.c.user == user, Row.c.revoked_at.is_(None), Row.c.expires_at > now)
         if int(connection.scalar(valid) or 0) >= MOST:
             raise Refused(f"{user} has {MOST} tokens", "a user gets no more that are valid", "revoke one of them")
 
     def all(self, user: str | None = None) -> list[TokenRow]:
         """Return the tokens that are not revoked, also expired ones: of a user, or of all."""
-        columns = (getattr(Row, name) for name in TokenRow.__dataclass_fields__)
-        wanted = select(*columns).where(Row.revoked_at.is_(None)).order_by(Row.id)
+        columns = (Row.c[name] for name in TokenRow.__dataclass_fields__)
+        wanted = select(*columns).where(Row.c.revoked_at.is_(None)).order_by(Row.c.id)
         if user is not None:
-            wanted = wanted.where(Row.user == user)
+            wanted = wanted.where(Row.c.user == user)
         with self._database.reading() as connection:
             return [TokenRow(**row) for row in connection.execute(wanted).mappings()]
 
     def revoke(self, number: int, who: str, user: str | None = None) -> None:
         """Revoke a token at once: of a user, or of anybody; raise `NotFound` if there is none of this number."""
-        mine = update(Row).where(Row.id == number, Row.revoked_at.is_(None))
+        mine = update(Row).where(Row.c.id == number, Row.c.revoked_at.is_(None))
         if user is not None:
-            mine = mine.where(Row.user == user)
+            mine = mine.where(Row.c.user == user)
         now = self._clock.wall()
         with self._database.writing() as connection:
             if connection.execute(mine, {"revoked_at": now}).rowcount == 0:
@@ -118,10 +118,10 @@ class Tokens:
         if not secret.startswith(PREFIX):
             return None
         now = self._clock.wall()
-        mine = Row.secret_hash == hashed(secret)
-        columns = (Row.id, Row.user, Row.role, Row.run_id, Row.used_at)
+        mine = Row.c.secret_hash == hashed(secret)
+        columns = (Row.c.id, Row.c.user, Row.c.role, Row.c.run_id, Row.c.used_at)
         with self._database.reading() as connection:
-            wanted = select(*columns).where(mine, Row.revoked_at.is_(None), Row.expires_at > now)
+            wanted = select(*columns).where(mine, Row.c.revoked_at.is_(None), Row.c.expires_at > now)
             if (found := connection.execute(wanted).first()) is None:
                 return None
             own = role_now(connection, found.user)

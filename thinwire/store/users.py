@@ -115,7 +115,7 @@ class Users:
         kept, now = hash_password(require_password(password, name)), self._clock.wall()
         row = {"name": name, "role": role, "password_hash": kept, "created_at": now, "who": who, "password_at": now}
         with self._database.writing() as connection:
-            if connection.scalar(select(Row.name).where(Row.name == name)) is not None:
+            if connection.scalar(select(Row.c.name).where(Row.c.name == name)) is not None:
                 raise Refused(
                     f"there is a user {name}", "a name belongs to one person, as the audit log has it",
                     f"another name, or thinwire aggregator users reset {name}",
@@ -125,9 +125,9 @@ class Users:
 
     def all(self) -> list[UserRow]:
         """Return all users by name."""
-        columns = (getattr(Row, name) for name in UserRow.__dataclass_fields__)
+        columns = (Row.c[name] for name in UserRow.__dataclass_fields__)
         with self._database.reading() as connection:
-            return [UserRow(**row) for row in connection.execute(select(*columns).order_by(Row.name)).mappings()]
+            return [UserRow(**row) for row in connection.execute(select(*columns).order_by(Row.c.name)).mappings()]
 
     def require(self, name: str) -> None:
         """Raise `NotFound` if there is no user of this name."""
@@ -154,7 +154,8 @@ class Users:
         if (row := self._checked(name, old)) is None:
             return None
         values, now = {"password_hash": hash_password(new), "password_at": self._clock.wall()}, self._clock.wall()
-        same = update(Row).where(Row.name == name, Row.password_hash == row.password_hash, Row.disabled_at.is_(None))
+        of = Row.c
+        same = update(Row).where(of.name == name, of.password_hash == row.password_hash, of.disabled_at.is_(None))
         with self._database.writing() as connection:
             if connection.execute(same, values).rowcount == 0 or (role := role_now(connection, name)) is None:
                 return None  # an admin reset it, or disabled the user, while this check ran
@@ -184,10 +185,10 @@ class Users:
             return None
         now = self._clock.wall()
         with self._database.writing() as connection:
-            same = connection.execute(_OF.where(Row.name == row.name)).first()
+            same = connection.execute(_OF.where(Row.c.name == row.name)).first()
             if same is None or same.disabled_at is not None or same.password_hash != row.password_hash:
                 return None  # it was changed while this check ran
-            connection.execute(update(Row).where(Row.name == row.name), {"login_at": now})
+            connection.execute(update(Row).where(Row.c.name == row.name), {"login_at": now})
             act(connection, now, row.name, "", "log in")
             return open_session(connection, row.name, same.role, now)
 
@@ -216,7 +217,7 @@ class Users:
         row = None
         if NAME.fullmatch(name):
             with self._database.reading() as connection:
-                row = connection.execute(_OF.where(Row.name == name)).first()
+                row = connection.execute(_OF.where(Row.c.name == name)).first()
         found = matches(password, None if row is None else row.password_hash)
         return row if found and row is not None and row.disabled_at is None else None
 
@@ -230,7 +231,7 @@ class Users:
         """
         with self._database.writing() as connection:
             had_admin = _has_admin(connection)
-            mine = update(Row).where(Row.name == name)
+            mine = update(Row).where(Row.c.name == name)
             if not NAME.fullmatch(name) or connection.execute(mine, dict(values)).rowcount == 0:
                 raise _no_user(name)
             if had_admin and not _has_admin(connection):
@@ -241,12 +242,12 @@ class Users:
             end_sessions(connection, name)
             now = self._clock.wall()
             if tokens_too:
-                mine = update(Token).where(Token.user == name, Token.revoked_at.is_(None))
+                mine = update(Token).where(Token.c.user == name, Token.c.revoked_at.is_(None))
                 connection.execute(mine, {"revoked_at": now})
             act(connection, now, who, "", what, detail)
 
 
-_OF = select(Row.name, Row.role, Row.password_hash, Row.disabled_at)
+_OF = select(Row.c.name, Row.c.role, Row.c.password_hash, Row.c.disabled_at)
 
 
 def _no_user(name: str) -> NotFound:
@@ -254,7 +255,7 @@ def _no_user(name: str) -> NotFound:
 
 
 def _has_admin(connection: Connection) -> bool:
-    found = select(Row.name).where(Row.role == "admin", Row.disabled_at.is_(None)).limit(1)
+    found = select(Row.c.name).where(Row.c.role == "admin", Row.c.disabled_at.is_(None)).limit(1)
     return connection.scalar(found) is not None
 
 
@@ -262,7 +263,7 @@ def role_now(connection: Connection, name: str) -> str | None:
     """Return what a user may do at this moment; None for an unknown or disabled one. `machine` is an admin."""
     if name == MACHINE:
         return "admin"
-    found = connection.execute(_OF.where(Row.name == name)).first()
+    found = connection.execute(_OF.where(Row.c.name == name)).first()
     return None if found is None or found.disabled_at is not None else str(found.role)
 
 

@@ -22,9 +22,9 @@ START_RUN = "start-run"  # the command with a plan from which the aggregator mak
 MOST_WAITING = 20  # runs that are ordered or queued before a further order is refused
 
 _PENDING = (
-    select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)
-    .where(Command.answered_at.is_(None))
-    .order_by(Command.id)
+    select(Command.c.id, Command.c.kind, Command.c.run_id, Command.c.args, Command.c.who, Command.c.at)
+    .where(Command.c.answered_at.is_(None))
+    .order_by(Command.c.id)
 )
 
 
@@ -41,13 +41,13 @@ class Commands:
         """Add a command, and return its number."""
         row = {"kind": kind, "run_id": run_id, "args": dict(args or {}), "who": who, "at": self._clock.wall()}
         with self._database.writing() as connection:
-            return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
+            return int(connection.execute(insert(Command).values(row).returning(Command.c.id)).scalar_one())
 
     def order_run(self, args: Mapping[str, Any], who: str) -> int:
         """Add a command to start a run; raise `Refused` if `MOST_WAITING` are ordered and have not begun."""
         row = {"kind": START_RUN, "run_id": "", "args": dict(args), "who": who, "at": self._clock.wall()}
-        ordered = select(func.count()).where(Command.kind == START_RUN, Command.answered_at.is_(None))
-        waiting = Run.status.in_(("preparing", "queued")) & (Run.source == "devices")
+        ordered = select(func.count()).where(Command.c.kind == START_RUN, Command.c.answered_at.is_(None))
+        waiting = Run.c.status.in_(("preparing", "queued")) & (Run.c.source == "devices")
         with self._database.writing() as connection:
             there = sum(int(connection.scalar(each) or 0) for each in (ordered, select(func.count()).where(waiting)))
             if there >= MOST_WAITING:
@@ -55,7 +55,7 @@ class Commands:
                     f"{there} runs wait in the queue", f"no further ones are ordered while {MOST_WAITING} wait",
                     "stop some of them, or wait until some have begun",
                 )  # fmt: skip
-            return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
+            return int(connection.execute(insert(Command).values(row).returning(Command.c.id)).scalar_one())
 
     def pending(self) -> list[Order]:
         """Return the commands without a result, oldest first."""
@@ -71,22 +71,22 @@ class Commands:
 
         The first result stays, so a command that was executed twice has one result.
         """
-        first = update(Command).where(Command.id == order_id, Command.answered_at.is_(None))
+        first = update(Command).where(Command.c.id == order_id, Command.c.answered_at.is_(None))
         values = {"result": dict(result), "answered_at": self._clock.wall(), **({"run_id": run_id} if run_id else {})}
         with self._database.writing() as connection:
             if connection.execute(first, values).rowcount == 0:
-                _must_be(connection.scalar(select(Command.id).where(Command.id == order_id)), order_id)
+                _must_be(connection.scalar(select(Command.c.id).where(Command.c.id == order_id)), order_id)
 
     def args_of(self, kind: str, run_id: str) -> dict[str, Any]:
         """Return the arguments of the first command of this kind about a run; {} if there was none."""
-        wanted = select(Command.args).where(Command.kind == kind, Command.run_id == run_id).order_by(Command.id)
+        wanted = select(Command.c.args).where(Command.c.kind == kind, Command.c.run_id == run_id).order_by(Command.c.id)
         with self._database.reading() as connection:
             return dict(connection.scalar(wanted.limit(1)) or {})
 
     def result(self, order_id: int) -> dict[str, Any] | None:
         """Return a command's result, or None while it is pending; raise `NotFound` for an unknown number."""
         with self._database.reading() as connection:
-            found = connection.execute(select(Command.id, Command.result).where(Command.id == order_id)).first()
+            found = connection.execute(select(Command.c.id, Command.c.result).where(Command.c.id == order_id)).first()
         _must_be(found, order_id)
         return None if found is None else found.result
 
@@ -98,8 +98,8 @@ def _must_be(found: object, order_id: int) -> None:
 
 _LINE = (
     columns_of(Run, RunRow)
-    .where(Run.status.in_(("running", "waiting", "queued")), Run.source == "devices")
-    .order_by(case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status), Run.number)
+    .where(Run.c.status.in_(("running", "waiting", "queued")), Run.c.source == "devices")
+    .order_by(case({"running": 0, "waiting": 1, "queued": 2}, value=Run.c.status), Run.c.number)
 )
 
 
@@ -115,9 +115,9 @@ class RunQueue:
 
     def owned(self) -> list[RunRow]:
         """Return the unfinished runs that a process of their own simulates or has not submitted yet."""
-        going = Run.status.in_(("queued", "waiting", "running")) & (Run.source == "sim")
-        wanted = columns_of(Run, RunRow).where(going | (Run.status == "preparing"))
-        return [run_row(found) for found in self._database.rows(wanted.order_by(Run.number))]
+        going = Run.c.status.in_(("queued", "waiting", "running")) & (Run.c.source == "sim")
+        wanted = columns_of(Run, RunRow).where(going | (Run.c.status == "preparing"))
+        return [run_row(found) for found in self._database.rows(wanted.order_by(Run.c.number))]
 
 
 def run_row(found: Mapping[str, Any] | RowMapping) -> RunRow:

@@ -192,8 +192,8 @@ def _set(values: Row) -> Row:
 
 
 def _setting(table: Any, names: frozenset[str]) -> dict[str, Any]:
-    given = {name: bindparam(SET + name, type_=getattr(table, name).type) for name in sorted(names)}
-    first = {name: func.coalesce(getattr(table, name), given[name]) for name in given if name in ONCE}
+    given = {name: bindparam(SET + name, type_=table.c[name].type) for name in sorted(names)}
+    first = {name: func.coalesce(table.c[name], given[name]) for name in given if name in ONCE}
     return {**given, **first}
 
 
@@ -203,7 +203,7 @@ def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
     Where the column is null, the result is the amount; where nothing was measured, the column stays as it is.
     """
     amounts = {name: bindparam(ADD[name], type_=Whole) for name in names}
-    columns = {name: getattr(table, name) for name in names}
+    columns = {name: table.c[name] for name in names}
     return {
         name: func.coalesce(columns[name] + amount, amount, columns[name]) if name in WIRE else columns[name] + amount
         for name, amount in amounts.items()
@@ -212,12 +212,12 @@ def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 _SEEN, _AT = bindparam("seen", type_=Whole), bindparam("at", type_=Double)
 _OUTCOME = bindparam("outcome", type_=Words)
-_DEVICES = select(Client.device).where(Client.run_id == bindparam("the_run"))
+_DEVICES = select(Client.c.device).where(Client.c.run_id == bindparam("the_run"))
 _NEW_CLIENT, _NEW_ROUND = insert(Client), insert(Round)
-_RUN = update(Run).where(Run.run_id == bindparam("the_run")).values(_adding(Run, OF_RUNS))
+_RUN = update(Run).where(Run.c.run_id == bindparam("the_run")).values(_adding(Run, OF_RUNS))
 _ROUND = (
     update(Round)
-    .where(Round.run_id == bindparam("the_run"), Round.round == bindparam("the_round"))
+    .where(Round.c.run_id == bindparam("the_run"), Round.c.round == bindparam("the_round"))
     .values(_adding(Round, EVERYWHERE))
 )
 
@@ -236,13 +236,13 @@ def _to_round(names: frozenset[str]) -> UpdateStatement:
 
 _ADD_TO_CLIENT = (
     update(Client)
-    .where(Client.run_id == bindparam("the_run"), Client.device == bindparam("the_device"))
+    .where(Client.c.run_id == bindparam("the_run"), Client.c.device == bindparam("the_device"))
     .values(
         _adding(Client, OF_CLIENTS)
         | {
-            "sequence": case((Client.sequence < _SEEN, _SEEN), else_=Client.sequence),
-            "last_outcome": func.coalesce(_OUTCOME, Client.last_outcome),
-            "last_at": func.coalesce(_AT, Client.last_at),
+            "sequence": case((Client.c.sequence < _SEEN, _SEEN), else_=Client.c.sequence),
+            "last_outcome": func.coalesce(_OUTCOME, Client.c.last_outcome),
+            "last_at": func.coalesce(_AT, Client.c.last_at),
         }
     )
 )
@@ -274,16 +274,16 @@ class KnownRows:
         """Read the assignments of the last rounds that may still change, and the run's devices."""
         found = cls(devices=set(connection.scalars(_DEVICES, {"the_run": run_id})))
         last, found.changes, found.points = (
-            connection.scalar(select(func.max(column)).where(Round.run_id == run_id)) or 0
-            for column in (Round.round, Round.changed, Round.point)
+            connection.scalar(select(func.max(column)).where(Round.c.run_id == run_id)) or 0
+            for column in (Round.c.round, Round.c.changed, Round.c.point)
         )
-        written = select(func.max(Update.changed)).where(Update.run_id == run_id, Update.round > last - RECENT)
+        written = select(func.max(Update.c.changed)).where(Update.c.run_id == run_id, Update.c.round > last - RECENT)
         found.changes = max(found.changes, connection.scalar(written) or 0)
-        wanted = select(*_KNOWN).where(Update.run_id == run_id, Update.round > last - RECENT)
-        for row in connection.execute(wanted.where(Update.outcome.not_in(FINAL))).mappings():
+        wanted = select(*_KNOWN).where(Update.c.run_id == run_id, Update.c.round > last - RECENT)
+        for row in connection.execute(wanted.where(Update.c.outcome.not_in(FINAL))).mappings():
             found.add(dict(row))
-        selections = select(Round.round, *_SELECTION).where(Round.run_id == run_id, Round.round > last - MAX_OPEN)
-        for row in connection.execute(selections.where(Round.reason == "")).mappings():
+        selections = select(Round.c.round, *_SELECTION).where(Round.c.run_id == run_id, Round.c.round > last - MAX_OPEN)
+        for row in connection.execute(selections.where(Round.c.reason == "")).mappings():
             values = dict(row)
             found.selections[values.pop("round")] = values
         return found
@@ -331,12 +331,12 @@ class Rows:
     def find(self, assignment_id: str) -> Row | None:
         """Return the row of an assignment, or None."""
         if assignment_id not in self._rows:
-            self._read(Update.assignment_id == assignment_id)
+            self._read(Update.c.assignment_id == assignment_id)
         return self._rows.get(assignment_id)
 
     def of_round(self, number: int) -> dict[str, Row]:
         """Return the rows of a secure round, in which each device has one assignment, by device."""
-        self._read(Update.round == number)
+        self._read(Update.c.round == number)
         return {row["device"]: row for row in self._rows.values() if row["round"] == number}
 
     def by_update(self, update_ids: Iterable[str]) -> list[Row]:
@@ -344,7 +344,7 @@ class Rows:
         wanted = list(update_ids)
         missing = [update_id for update_id in wanted if update_id not in self._by_update]
         for start in range(0, len(missing), MANY):
-            self._read(Update.update_id.in_(missing[start : start + MANY]))
+            self._read(Update.c.update_id.in_(missing[start : start + MANY]))
         found = {self._by_update[update_id] for update_id in wanted if update_id in self._by_update}
         return sorted(
             (self._rows[assignment_id] for assignment_id in found), key=lambda row: (row["round"], row["assignment_id"])
@@ -375,7 +375,7 @@ class Rows:
         self._changed.clear()
 
     def _read(self, where: Any) -> None:
-        for found in self._connection.execute(select(*_KNOWN).where(Update.run_id == self._run_id, where)).mappings():
+        for found in self._connection.execute(select(*_KNOWN).where(Update.c.run_id == self._run_id, where)).mappings():
             if found["assignment_id"] not in self._rows:  # the values of this transaction are newer
                 self._held.add(dict(found))
 
@@ -388,13 +388,13 @@ def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]
     return groups.values()
 
 
-_SELECTION = (Round.selected, Round.not_selected, Round.codecs, Round.codec_reasons)
+_SELECTION = (Round.c.selected, Round.c.not_selected, Round.c.codecs, Round.c.codec_reasons)
 _KNOWN = (
-    Update.assignment_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_reply,
-    Update.pulled_at, Update.metrics, Update.payload_up,
+    Update.c.assignment_id, Update.c.round, Update.c.device, Update.c.update_id, Update.c.outcome, Update.c.late_reply,
+    Update.c.pulled_at, Update.c.metrics, Update.c.payload_up,
 )  # fmt: skip
 _KNOWN_NAMES = tuple(column.key for column in _KNOWN)
 _NEW = insert(Update)
 _UPDATE = update(Update).where(
-    Update.run_id == bindparam("the_run"), Update.assignment_id == bindparam("the_assignment")
+    Update.c.run_id == bindparam("the_run"), Update.c.assignment_id == bindparam("the_assignment")
 )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from thinwire.core.events import ClientSelected, Event, RoundClosed, RoundOpened, RunNoted, UpdateDropped
 from thinwire.core.formatting import Reasons
+from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
 from thinwire.store.read_models import MEMORY_TEXT, RunRow
 
 SENTENCES: Mapping[str, str] = {
@@ -107,6 +109,16 @@ DROPS: Mapping[str, str] = {  # of each `DropReason`, what the update was or wha
     "stopped": "the run was stopped before the round's step",
     "aborted": "its round ended without a sum: masks do not cancel, or the privacy ledger has no reservation for it",
 }
+DROP_TEXTS = {code: text.replace("`", "") for code, text in DROPS.items()}
+CLOSED: Mapping[str, str] = {  # of each `CloseReason`, why a round closed
+    "all": "every selected device has replied",
+    "enough": "the target of updates is aggregated, or no other device could reply in time",
+    "deadline": "the deadline passed while devices were outstanding",
+    "too-few": "fewer updates than [cohort] min_updates came, so the model stays as it was",
+    "buffer": "the buffer is full",
+    "stopped": "a person stopped the run",
+    "aborted": "there is no sum, so the model stays as it was",
+}
 
 
 def sentence(reasons: Reasons) -> str:
@@ -126,7 +138,28 @@ def drop_sentence(reason: str) -> str:
     >>> drop_sentence("duplicate"), drop_sentence("bad-payload: NaN")
     ('duplicate: its assignment had a reply already', 'bad-payload: NaN')
     """
-    return f"{reason}: {DROPS[reason].replace('`', '')}" if reason in DROPS else reason
+    return f"{reason}: {DROP_TEXTS[reason]}" if reason in DROPS else reason
+
+
+def event_sentence(event: Event) -> str:
+    """Return what the codes in an event of the journal mean, as one sentence; "" for an event without a code.
+
+    >>> event_sentence(RunNoted(0.0, [["planned", {}]]))
+    'set by the plan'
+    """
+    match event:
+        case UpdateDropped():
+            return DROP_TEXTS.get(event.reason, "")
+        case RoundClosed():
+            return CLOSED.get(event.reason, "")
+        case RoundOpened():
+            said = [deadline_sentence(event.deadline_s, event.deadline_reason), sentence(event.sampling)]
+            return "; ".join(filter(None, said))
+        case ClientSelected():
+            return sentence([*event.why, *event.work_reason, *event.codec_reason])
+        case RunNoted() | FirstModelAssigned() | FirstModelFailed() | RunExtended():
+            return sentence(event.note)
+    return ""
 
 
 def deadline_sentence(seconds: float, reasons: Reasons) -> str:

@@ -13,6 +13,7 @@ from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED, DeviceOffline
 from thinwire.core.formatting import duration
 from thinwire.core.link_state import SUSPECT_S
+from thinwire.reports.reason_text import DROP_TEXTS
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.store import (
     LINK_KINDS,
@@ -272,7 +273,9 @@ def next_step(info: DeviceInfo, standing: str, tasks: Sequence[models.Task], gon
     if skew_s is not None and abs(skew_s) >= SKEWED_S:
         return f"Set its clock: it is {duration(abs(skew_s))} {'behind' if skew_s > 0 else 'ahead'}."
     if info.last_outcome.startswith(("failed", "dropped")) and not info.last_is_over:
-        return f"Read why its last assignment in {info.last_run} {info.last_outcome}."
+        outcome, _, reason = info.last_outcome.partition(": ")
+        became = "was dropped" if outcome == "dropped" else outcome
+        return f"Read why its last assignment in {info.last_run} {became}: {DROP_TEXTS.get(reason, reason)}."
     return ""
 
 

@@ -28,6 +28,7 @@ from starlette.responses import Response, StreamingResponse
 from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import Event
 from thinwire.core.run_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
+from thinwire.reports.reason_text import event_sentence
 from thinwire.store import Store
 from thinwire.web.access import API, from_state, visitor
 from thinwire.web.connections import STILL_HERE, Places, Watch
@@ -44,11 +45,15 @@ IDLE_S: Final = 60.0  # until a feed without a reader is forgotten
 
 
 class JournalEvent(BaseModel):
-    """Holds an event of a run's journal: its class, its wall-clock time, and its own fields."""
+    """Holds an event of a run's journal: its class, its wall-clock time, and its own fields.
+
+    `why` is the meaning of the codes in the fields as a sentence, "" without a code.
+    """
 
     id: str
     event: str
     at: float
+    why: str
     fields: dict[str, Any]
 
 
@@ -71,7 +76,7 @@ class RunFeed:
         for event in events:
             self.count += 1
             said = JournalEvent(
-                id=f"{self.name}-{self.count}", event=type(event).__name__, at=event.at,
+                id=f"{self.name}-{self.count}", event=type(event).__name__, at=event.at, why=event_sentence(event),
                 fields={key: value for key, value in vars(event).items() if key != "at"},
             )  # fmt: skip
             self.kept.append((self.count, said.model_dump_json()))

@@ -15,6 +15,7 @@ bounds on connections.
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 import time
@@ -31,6 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import ENDED, RunStatus
+from thinwire.reports.reason_text import DROP_TEXTS
 from thinwire.store import MACHINE, ROLES, Person, Store
 from thinwire.web.access import RECENT_S, VISITOR, Access, Match, Visitor
 from thinwire.web.connections import allow_time, mark_known
@@ -270,4 +272,5 @@ def shell(person: Person, depth: int, home: str, script: str, style: str) -> HTM
     text = text.replace("{{script}}", script).replace("{{style}}", style)
     for name, words in (("roles", ROLES), ("statuses", get_args(RunStatus)), ("ended", ENDED)):
         text = text.replace(f"{{{{{name}}}}}", " ".join(words))
+    text = text.replace("{{drops}}", html.escape(json.dumps(DROP_TEXTS)))
     return HTMLResponse(text.replace("{{home}}", html.escape(home)))

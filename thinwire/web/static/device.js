@@ -8,7 +8,7 @@ import { bytes, count, moment, plural, seconds, share, speed } from "./format.js
 import { Gone } from "./frame.js";
 import { Health } from "./health.js";
 import { useReading } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
+import { Because, Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 import { NotKnown } from "./secure.js";
 
 const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine: "machine", system: "system" };
@@ -45,7 +45,7 @@ export const DevicePage = ({ name, news }) => {
         <${Fingerprint} digits=${data.fingerprint} />
         <dl class="facts">
           <div><dt>came</dt><dd>${data.came}, ${moment(data.created_at)}</dd></div>
-          <div><dt>policy of its own</dt><dd>${data.policy ? html`<code title=${data.policy}>${data.policy.slice(0, 16)}…</code>` : "none that it told of"}</dd></div>
+          <div><dt>policy of its own</dt><dd>${data.policy ? html`<code title=${data.policy}>${data.policy.slice(0, 16)}…</code>` : "none reported"}</dd></div>
         </dl>
       <//>
       <${Section} id="link" title="Link and versions">
@@ -87,12 +87,12 @@ const gib = (value) => (value === null ? null : `${(value / GIB).toFixed(1)} GiB
 
 const Equipment = ({ has }) => html`
   <${Section} id="has" title="What it has" aside=${has.sentence ? "as it said when it came" : "it said nothing of it"}>
-    <dl class="facts">
+    ${has.sentence && html`<dl class="facts">
       <div><dt>cores</dt><dd>${has.cores === null ? "not said" : count(has.cores)}</dd></div>
       <div><dt>memory</dt><dd>${gib(has.memory_bytes) ?? "not said"}${has.free_bytes === null ? "" : html` <small>${gib(has.free_bytes)} free</small>`}</dd></div>
       <div><dt>power</dt><dd>${word(has.mains, "mains", "battery")}</dd></div>
       <div><dt>link</dt><dd>${word(has.metered, "metered: paid by volume", "not metered")}</dd></div>
-    </dl>
+    </dl>`}
   <//>`;
 
 const Installed = ({ tasks }) => html`
@@ -115,8 +115,8 @@ const Assignments = ({ device }) => html`
   <${Section} id="assignments" title="Last assignments" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
     ${device.assignments.length ? html`<${Table} label="Its last assignments" rows=${device.assignments} keyOf=${(a) => a.assignment_id} columns=${[
     { title: "Round", cell: (a) => html`<a href=${link(`runs/${a.run_id}?round=${a.round}`)}>${a.run_id}, ${a.round}</a>` },
-    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${reasonOf(a) ? `: ${reasonOf(a)}` : ""}${restarted(a)}<//>` },
-    { title: "Assigned", cell: (a) => moment(a.assigned_at) },
+    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}><${Because} reason=${reasonOf(a)} />${restarted(a)}<//>` },
+    { title: "Assigned", right: true, cell: (a) => moment(a.assigned_at) },
     { title: "Answered after", right: true, cell: (a) => (a.arrived_at && a.assigned_at ? seconds(a.arrived_at - a.assigned_at) : "–") },
     { title: "Examples", right: true, cell: (a) => (a.examples ? count(a.examples) : "–") },
     { title: "Steps", right: true, cell: (a) => a.steps || "–" },

@@ -3,7 +3,7 @@ import { html, link } from "./dom.js";
 import { ago, bytes, count, plural, seconds, speed, when } from "./format.js";
 import { Short } from "./fingerprint.js";
 import { serverNow, useNow } from "./live.js";
-import { Icon, Outcome, Table } from "./parts.js";
+import { Because, Icon, Outcome, Table } from "./parts.js";
 
 const SKEWED_S = 60; // from here on a person should set the device's clock
 
@@ -35,6 +35,9 @@ export const presence = (device, gone) => {
   return device.seen_at ? "offline" : "never";
 };
 
+/** Whether it counts as online: one that has missed a call is not offline yet. */
+export const isOnline = (device, gone) => ["online", "suspect"].includes(presence(device, gone));
+
 /** How long ago a device was last seen, counted on. */
 const Heard = ({ device }) => {
   const now = useNow(true);
@@ -52,9 +55,10 @@ export const Seen = ({ device, gone }) => {
   return html`<span class=${`outcome ${tone}`} title=${is === "offline" ? device.disconnect_reason : ""}><${Icon} name=${icon} /><span>${word}${said}${device.online && !gone && device.last_seen_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
 };
 
+/** In one or two words. */
 const Presence = ({ device, gone }) => {
   const [tone, icon, word] = PRESENCE[presence(device, gone)];
-  return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${word}</span></span>`;
+  return html`<span class=${`outcome ${tone}`} title=${word}><${Icon} name=${icon} /><span>${word.split(/[:,]/)[0]}</span></span>`;
 };
 
 const FAILED = /^(failed|dropped)/;
@@ -101,8 +105,8 @@ export const Versions = ({ versions, own, has }) => {
 export const LastOutcome = ({ said, over }) => {
   const [outcome, ...reason] = said.split(": ");
   if (!outcome) return html`<span class="faint">–</span>`;
-  if (over && FAILED.test(outcome)) return html`<span class="past"><${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}; ${over} is over<//></span>`;
-  return html`<${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}<//>`;
+  const past = over && FAILED.test(outcome);
+  return html`<span class=${past ? "past" : ""}><${Outcome} outcome=${outcome}><${Because} reason=${reason.join(": ")} />${past && `; ${over} is over`}<//></span>`;
 };
 
 export const Last = ({ device }) => html`<${LastOutcome} said=${device.last_outcome} over=${device.last_is_over && device.last_run} />`;
@@ -114,7 +118,7 @@ export const Name = ({ device }) => html`<a href=${link(`devices/${device.device
 const brief = (device, task) => {
   const shown = device.tasks.filter((t) => !task || t.name === task);
   if (!shown.length) return html`<span class="faint">${task ? `has no task ${task}` : "none"}</span>`;
-  return shown.map((t, i) => html`${i ? ", " : ""}<span class=${t.error ? "bad-text" : ""}>${t.name}${t.version ? ` ${t.version}` : ""}${t.error ? `: ${t.error}` : ""}</span>`);
+  return shown.map((t, i) => html`${i ? ", " : ""}<span class=${t.error ? "bad-text" : "tight"}>${t.name}${t.version ? ` ${t.version}` : ""}${t.error ? `: ${t.error}` : ""}</span>`);
 };
 
 /** The devices in short, beside runs. */

@@ -22,3 +22,6 @@ export const may = (least) => ROLES.indexOf(role) >= ROLES.indexOf(least);
 /** The statuses of runs, and those of runs that are over. */
 export const STATUSES = said.statuses.split(" ");
 export const ENDED = said.ended.split(" ");
+
+/** What each code of a dropped update means, as a sentence. */
+export const DROPS = JSON.parse(said.drops);

@@ -1,5 +1,5 @@
 // A round's clients on one axis of time: what each did when, the deadline, and the moment at which the round closed.
-import { Component, html, useState } from "./dom.js";
+import { Component, DROPS, html, useState } from "./dom.js";
 import { count, seconds } from "./format.js";
 import { useTime } from "./live.js";
 import { MOST_BARS } from "./heat.js";
@@ -37,6 +37,7 @@ export const Gantt = ({ round, buffered, still }) => {
   const rows = [...round.updates, ...round.late_aggregated];
   const most = ROWS[Number(NARROW.matches)];
   const shown = whole || rows.length <= most ? rows : urgent(rows, most);
+  const codes = [...new Set(shown.map((u) => u.reason))].filter((code) => DROPS[code]);
   const axis = JSON.stringify([round.round, span, since, open, lines]);
   const draw = (u) => html`<${Row} key=${u.assignment_id} update=${u} axis=${axis} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} now=${open && unanswered(u)} earlier=${u.round !== round.round} />`;
   return html`
@@ -60,6 +61,7 @@ export const Gantt = ({ round, buffered, still }) => {
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "nothing goes on since then"}</li>
       </ul>
+      ${codes.map((code) => html`<p class="note"><b>${code}</b>: ${DROPS[code]}.</p>`)}
     </div>`;
 };
 
@@ -126,7 +128,7 @@ const tell = (update) => {
   const did = update.stretches.map((s) => `${s.stage} ${seconds(s.end_s - s.begin_s)}`);
   const selected = [update.codec_reason && `assigned in ${update.codec}: ${update.codec_reason}`, update.work_reason, update.selection_reason && `selected in mid-round: ${update.selection_reason}`];
   if (!did.length && update.pulled_at) did.push(`delivery ${seconds(Math.max(0, update.pulled_at - update.assigned_at))}, no reply yet`);
-  const said = `${update.device}, ${update.outcome}${reasonOf(update) ? ` (${reasonOf(update)})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
+  const said = `${update.device}, ${update.outcome}${reasonOf(update) ? ` (${DROPS[update.reason] ?? reasonOf(update)})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
   return [said, ...selected.filter(Boolean)].join("; ");
 };
 

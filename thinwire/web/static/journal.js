@@ -98,7 +98,7 @@ const told = (fields) =>
 const COLUMNS = [
   { title: "When", cell: (one) => moment(one.at) },
   { title: "Event", cell: (one) => html`<b>${one.event}</b>` },
-  { title: "Facts", cell: (one) => html`<span class="facts">${told(one.fields)}</span>` },
+  { title: "Facts", cell: (one) => html`<span class="facts">${told(one.fields)}${one.why && html`<small class="below">${one.why}</small>`}</span>` },
 ];
 
 export const Journal = ({ id }) => {

@@ -1,5 +1,5 @@
 // Small pieces that every page uses.
-import { html, useEffect, useRef, useState } from "./dom.js";
+import { DROPS, html, useEffect, useRef, useState } from "./dom.js";
 
 const PATHS = {
   check: "M3.5 8.5l3 3 6-7",
@@ -63,6 +63,9 @@ export const Outcome = ({ outcome, children }) => {
 
 /** Why an update was dropped or an assignment failed, or why an aggregated one counts for less or was chosen. */
 export const reasonOf = (update) => update.reason || update.weight_reason;
+
+/** A reason behind an outcome: the code of a drop as its sentence, with the code as its title. */
+export const Because = ({ reason }) => reason && html`<span class="because" title=${DROPS[reason] ? reason : ""}>: ${DROPS[reason] ?? reason}</span>`;
 
 /** Of an answer with which a device began the run again: what it had found of its state. */
 export const restarted = (update) =>

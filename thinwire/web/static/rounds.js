@@ -6,7 +6,7 @@ import { Gantt, STAGES } from "./gantt.js";
 import { HeatMap, MOST_BARS } from "./heat.js";
 import { useLines } from "./lines.js";
 import { stoodStill } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
+import { Because, Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 import { useTable } from "./query.js";
 import { NotKnown, Phases } from "./secure.js";
 import { Went } from "./went.js";
@@ -130,7 +130,7 @@ const Codecs = ({ round, plan }) => (plan.secure?.enabled
 const Assignments = ({ round }) => html`
   <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
-    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${reasonOf(u) ? `: ${reasonOf(u)}` : ""}${restarted(u)}<//>` },
+    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}><${Because} reason=${reasonOf(u)} />${restarted(u)}<//>` },
     ...STAGES.filter((stage) => stage !== "redelivery" && stage !== (round.updates.some((u) => u.not_known) ? "unaccounted" : "work")).map((stage) => ({ title: stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },

@@ -1,5 +1,5 @@
 // Secure aggregation: what it protects, the phases of a round with who dropped out in which, and the sum's numbers.
-import { html } from "./dom.js";
+import { DROPS, html } from "./dom.js";
 import { bytes, count, seconds } from "./format.js";
 import { useTime } from "./live.js";
 import { Section, Table } from "./parts.js";
@@ -28,7 +28,7 @@ export const Phases = ({ round, still }) => {
         { title: "Lasted", right: true, cell: (p) => (p.seconds === null ? html`<span>open for ${seconds(took(p))}</span>` : seconds(p.seconds)) },
         { title: "Clients", right: true, cell: (p) => p.received ?? "–" },
         { title: "Bytes", right: true, cell: (p) => bytes(p.received_bytes) },
-        { title: "Dropped out", cell: (p) => html`<span>${Object.entries(p.dropped).map(([device, why], i) => html`${i ? ", " : ""}<b>${device}</b>${why && ` (${why})`}`)}${Object.keys(p.dropped).length ? "" : "–"}</span>` },
+        { title: "Dropped out", cell: (p) => html`<span>${Object.entries(p.dropped).map(([device, why], i) => html`${i ? ", " : ""}<b>${device}</b>${why && ` (${DROPS[why] ?? why})`}`)}${Object.keys(p.dropped).length ? "" : "–"}</span>` },
       ]} />
       ${total.survivors && html`<p class="closing faint">The sum has the updates of ${count(total.survivors)} clients, with the weight ${count(total.weight)} in all. The mean has the norm ${figure(total.norm)}; the clip was ${figure(total.clip)}, and is ${figure(total.next_clip)} in the next round. Removing the masks took ${seconds(total.unmask_s)}.</p>`}
     </div>`;

@@ -84,6 +84,17 @@ def test_operators_download_a_model_and_viewers_do_not(read: Callable[..., Any])
     assert given == {"viewer": 403, "operator": 200, "admin": 200}
 
 
+def test_the_audit_log_has_who_took_which_version_of_which_run(read: Callable[..., Any], store: Store):
+    before = store.audit.rows()[0]
+    assert [read(f"{MODELS}/{version}").status_code for version in ("best", "0", "7")] == [200, 200, 404]
+    assert read(f"{MODELS}/last", "viewer").status_code == 403
+    total, rows = store.audit.rows()
+    assert total == before + 2, "who got no file took none"
+    newest = [(one.what, one.detail) for one in rows[:2]]
+    assert newest == [("download model", "toy-1, version 0"), ("download model", "toy-1, version 2")]
+    assert {one.who for one in rows[:2]} == {"anna"}
+
+
 def test_a_version_that_is_not_kept_is_refused_with_those_that_are(read: Callable[..., Any]):
     answer = read(f"{MODELS}/7")
     said = answer.json()
@@ -106,13 +117,13 @@ def test_a_few_models_are_sent_at_once_and_a_broken_connection_frees_its_place(s
         return {"type": "http.disconnect"}
 
     async def try_all() -> None:
-        sent = [await files.send("toy-1", "last") for _ in range(MOST_AT_ONCE)]
+        sent = [await files.send("toy-1", "last", "anna") for _ in range(MOST_AT_ONCE)]
         with pytest.raises(Refused, match="other models are being downloaded"):
-            await files.send("toy-1", "last")
+            await files.send("toy-1", "last", "anna")
         for one in sent:
             with pytest.raises(ClientDisconnect):
                 await one(SCOPE, receive, broken)
-        again = await files.send("toy-1", "last")
+        again = await files.send("toy-1", "last", "anna")
         await again(SCOPE, receive, taken)
         assert sum(map(len, pieces)) == int(again.headers["content-length"])
 

@@ -1,4 +1,5 @@
-"""The audit log: actions on devices, users and tokens, commands about runs, and refusals of the device API.
+"""The audit log: actions on devices, users and tokens, downloads of models, commands about runs, and refusals of the
+device API.
 
 Rows are only added and read.
 """
@@ -104,6 +105,11 @@ class AuditLog:
                 for row in connection.execute(wanted.where(Action.c.device.in_(names) | renames)).mappings()
             ]
         return [one for today, one in by_todays_name(found) if today == device][:limit]
+
+    def add(self, who: str, what: str, detail: str) -> None:
+        """Record an action that changes nothing in the store, such as a download."""
+        with self._database.writing() as connection:
+            act(connection, self._clock.wall(), who, "", what, detail)
 
     def rows(self, first: int = 0, count: int = 100) -> tuple[int, list[AuditRow]]:
         """Return how many actions and commands there are, and `count` of them from number `first` on, latest first.

@@ -25,7 +25,7 @@ from thinwire.core.errors import NotFound, Refused
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.stored_models import kept_models, kept_versions, stored_model, stored_version
 from thinwire.store import RunRow, Store
-from thinwire.web.access import API, from_state
+from thinwire.web.access import API, Who, from_state
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import RunId
 from thinwire.web.schemas import Answer
@@ -69,15 +69,18 @@ class ModelFiles:
         found = kept_models(self._store, AggregatorHome(self._lock.parent), run) if self._lock else []
         return [ModelVersion.model_validate(one) for one in found]
 
-    async def send(self, name: str, version: str) -> Response:
-        """Return the response with a version's file; `Refused` if too many files are being sent."""
+    async def send(self, name: str, version: str, who: str) -> Response:
+        """Return the response with a version's file; `Refused` if too many files are being sent.
+
+        Law: no file leaves before the audit log has who took which version of which run.
+        """
         if self._under_way >= MOST_AT_ONCE:
             raise Refused(
                 "other models are being downloaded", f"{MOST_AT_ONCE} at once are sent", "try again when they end"
             )
         self._under_way += 1  # before the first wait, during which another may begin
         try:
-            found = await run_in_threadpool(self._make, name, version)
+            found = await run_in_threadpool(self._make, name, version, who)
         except BaseException:
             self._ended()
             raise
@@ -86,7 +89,7 @@ class ModelFiles:
     def _ended(self) -> None:
         self._under_way -= 1
 
-    def _make(self, name: str, version: str) -> tuple[str, IO[bytes], int]:
+    def _make(self, name: str, version: str, who: str) -> tuple[str, IO[bytes], int]:
         """Return the name of a version's file, the open file, and its bytes; `version` is a number, best or last.
 
         `NotFound` if the run does not keep that version, `Refused` if the disk has no room for a copy of it.
@@ -105,7 +108,13 @@ class ModelFiles:
             else:
                 found = stored_model(self._store, home, run.run_id, version)
             data, _ = found.to_safetensors()
-            return f"{run.run_id}-v{found.row.version}.safetensors", _spooled(home.root, data), len(data)
+            file = _spooled(home.root, data)
+        try:
+            self._store.audit.add(who, "download model", f"{run.run_id}, version {found.row.version}")
+        except BaseException:
+            file.close()
+            raise
+        return f"{run.run_id}-v{found.row.version}.safetensors", file, len(data)
 
 
 def _require_kept(run: RunRow, home: AggregatorHome, version: int) -> None:
@@ -163,6 +172,8 @@ def models(files: FilesDep, run_id: RunId) -> list[ModelVersion]:
 
 
 @router.get("/runs/{run_id}/models/{version}", response_class=StreamingResponse, responses=FILE)
-async def model(files: FilesDep, run_id: RunId, version: Version) -> Response:
-    """Return a kept model version as a .safetensors file; without personal layers, which never leave their clients."""
-    return await files.send(run_id, version)
+async def model(files: FilesDep, run_id: RunId, version: Version, who: Who) -> Response:
+    """Return a kept model version as a .safetensors file, and record who took it; without personal layers, which never
+    leave their clients.
+    """
+    return await files.send(run_id, version, who)

@@ -24,11 +24,12 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from thinwire.web.comments import BadScript, script_without_comments, style_without_comments
+
 FIRST: Final = "app.js"
 STYLES: Final = ("vendor/uplot.css", "style.css")
 FOREVER: Final = "public, max-age=31536000, immutable"
 NOTICE: Final = "// Of thinwire and of preact, htm and uPlot, whose licenses are in static/vendor/LICENSE.*"
-_COMMENT = re.compile(r"^[ \t]*(?:/\*.*?\*/|//[^\n]*\n)", re.MULTILINE | re.DOTALL)  # it may hold code that is not used
 _IMPORT = re.compile(r'^import\s*(?P<what>[^"]+?)\s*from\s*"(?P<path>\./[^"]+|\.\./[^"]+)";?', re.MULTILINE)
 _AGAIN = re.compile(r'^export\s*\{(?P<what>[^}]*)\}\s*from\s*"(?P<path>\./[^"]+)";?', re.MULTILINE)
 _DECLARED = re.compile(r"^export (?=(?:const|(?:async )?function|class) (?P<name>\w+))", re.MULTILINE)
@@ -87,7 +88,7 @@ class BundledFiles(StaticFiles):
 def styles(folder: Path) -> Bundle:
     """Return all styles as one file."""
     texts = ((folder / name).read_text(encoding="utf-8") for name in STYLES)
-    return Bundle("page", "css", _COMMENT.sub("", "\n".join(texts)).encode())
+    return Bundle("page", "css", style_without_comments("\n".join(texts)).encode())
 
 
 @cache
@@ -119,7 +120,10 @@ def module(text: str, name: str) -> tuple[str, list[str]]:
     ('const { a: b } = $["x.js"];\\nconst c = b + 1;\\nreturn { c };', ['x.js'])
     """
     needed, exports = list[str](), dict[str, str]()
-    text = _COMMENT.sub("", text)
+    try:
+        text = script_without_comments(text)  # a comment may hold code that is not used
+    except BadScript as error:
+        raise BadModule(f"{name}: {error}") from error
 
     def path(found: re.Match[str]) -> str:
         needed.append((Path(name).parent / found["path"]).as_posix().removeprefix("./"))

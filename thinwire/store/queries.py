@@ -233,10 +233,16 @@ class RunQueries:
         return phase_rows(self._database.rows(wanted))
 
     def clients(
-        self, run_id: str, first: int = 0, count: int | None = None, sort: ClientKey = "device", down: bool = False
+        self, run_id: str, first: int = 0, count: int | None = None, sort: ClientKey = "device", down: bool = False,
+        devices: Sequence[str] | None = None,
     ) -> list[ClientRow]:  # fmt: skip
-        """Return each device's part in a run, in this order: `count` of them from the place `first` on."""
-        ordered = clients_in_order(columns_of(Client, ClientRow).where(Client.c.run_id == run_id), sort, down)
+        """Return each device's part in a run, or that of these `devices`, in this order: `count` of them from the place
+        `first` on.
+        """
+        wanted = columns_of(Client, ClientRow).where(Client.c.run_id == run_id)
+        if devices is not None:
+            wanted = wanted.where(Client.c.device.in_(devices))
+        ordered = clients_in_order(wanted, sort, down)
         return [ClientRow(**found) for found in self._database.rows(ordered.offset(first).limit(count))]
 
     def client_count(self, run_id: str) -> tuple[int, int]:
@@ -246,11 +252,20 @@ class RunQueries:
             there, selected = connection.execute(wanted).one()
         return int(there), int(selected)
 
+    def client_names(self, run_id: str) -> list[str]:
+        """Return the devices that take part in a run, by name."""
+        wanted = select(Client.c.device).where(Client.c.run_id == run_id).order_by(Client.c.device)
+        with self._database.reading() as connection:
+            return list(connection.scalars(wanted))
+
     def strangers(self, run_id: str, names: Sequence[str]) -> list[str]:
         """Return those of these devices that take no part in a run, by name."""
-        wanted = select(Client.c.device).where(Client.c.run_id == run_id)
+        return sorted({*names}.difference(self.client_names(run_id))) if names else []
+
+    def offline(self) -> set[str]:
+        """Return the names of the devices that are offline."""
         with self._database.reading() as connection:
-            return sorted({*names}.difference(connection.scalars(wanted))) if names else []
+            return set(connection.scalars(select(Device.c.name).where(Device.c.online.is_(False))))
 
     def online_since(self) -> dict[str, float]:
         """Return the devices that are online, with the moment of their registration, infinity if it is unknown."""

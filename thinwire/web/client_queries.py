@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 from thinwire.core.events import ENDED
@@ -33,24 +33,42 @@ class Clients:
         others by name. What follows from the latest rounds is in no table, and sorts all of them together.
         """
         store = self._store
-        if sort in BY_LATEST:
-            every = self.page(row)
-            shown = sorted_by(every.clients, BY_LATEST[sort], down)[first:]
-            return every.model_copy(update={"first": first, "clients": shown[:count]})
         there, selected = store.client_count(row.run_id)
         rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         newest = rounds[-1] if rounds else None
-        clients = store.clients(row.run_id, first, count, cast(ClientKey, sort), down)
         reasons = {} if newest is None or row.status in ENDED else self._reasons(row, newest)
         absent = store.strangers(row.run_id, list(reasons))
-        end = None if count is None else max(0, first + count - there)
-        shown_absent = absent[max(0, first - there) : end]
-        names = [one.device for one in clients] + shown_absent
+        end = None if count is None else first + count
+        if sort in BY_LATEST:
+            every = store.client_names(row.run_id) + absent
+            names = sorted_by(every, self._latest(row, newest, sort, reasons, every), down)[first:end]
+            clients = store.clients(row.run_id, devices=None if count is None else names)
+            shown_absent = sorted({*absent}.intersection(names))
+        else:
+            clients = store.clients(row.run_id, first, count, cast(ClientKey, sort), down)
+            shown_absent = absent[max(0, first - there) : None if end is None else max(0, end - there)]
+            names = [one.device for one in clients] + shown_absent
         wanted = None if count is None else names
-        since = max(1, newest.round - LATEST_ROUNDS + 1) if newest else 1
-        latest = store.latest_work(row.run_id, since, wanted)
+        latest = store.latest_work(row.run_id, _since(newest), wanted)
         shown = client_states(row, newest, latest, clients, store.devices(wanted), reasons, shown_absent)
-        return schemas.Clients(total=there + len(absent), selected=selected, first=first, clients=shown)
+        by_name = {one.device: one for one in shown}
+        return schemas.Clients(
+            total=there + len(absent), selected=selected, first=first,
+            clients=[by_name[name] for name in names if name in by_name],
+        )  # fmt: skip
+
+    def _latest(
+        self, row: RunRow, newest: RoundRow | None, sort: ShownKey, reasons: Mapping[str, str],
+        names: Sequence[str],
+    ) -> Mapping[str, Any]:  # fmt: skip
+        """Return what follows from the latest rounds, for each of the clients `names` that has such a value."""
+        latest = self._store.latest_work(row.run_id, _since(newest))
+        if sort == "examples":
+            return {one.device: one.examples for one in latest if one.examples}
+        if sort == "residual_ratio":
+            return {one.device: one.residual_ratio for one in latest if one.residual_ratio is not None}
+        working, offline = at_work(row, newest, latest), self._store.offline()
+        return {name: _state(row, working.get(name), name in offline, reasons.get(name)) for name in names}
 
     def heat(self, row: RunRow, first: int, last: int) -> round_schemas.Heat:
         """Return rounds by clients, of the newest rounds from `first` to `last`, with at most `HEAT_CELLS` cells."""
@@ -74,24 +92,24 @@ class Clients:
         if not newest.not_sampled:
             return reasons
         if run.source == "sim":
-            others = {one.device for one in self._store.clients(run.run_id)}
+            others = {*self._store.client_names(run.run_id)}
         else:
             others = {name for name, at in self._store.online_since().items() if at <= newest.opened_at}
         return {**dict.fromkeys(sorted(others.difference(newest.selected)), "not sampled"), **reasons}
 
 
-BY_LATEST: Final[Mapping[str, Callable[[schemas.Client], Any]]] = {
-    "state": lambda one: one.state, "examples": lambda one: one.examples or None,
-    "residual_ratio": lambda one: one.residual_ratio,
-}  # fmt: skip
+BY_LATEST: Final = ("state", "examples", "residual_ratio")
 
 
-def sorted_by(
-    clients: Sequence[schemas.Client], value: Callable[[schemas.Client], Any], down: bool
-) -> list[schemas.Client]:  # fmt: skip
-    """Return the clients by this value, those without one last in either direction; equal ones stay in their order."""
-    known = sorted((one for one in clients if value(one) is not None), key=value, reverse=down)
-    return known + [one for one in clients if value(one) is None]
+def sorted_by(names: Sequence[str], values: Mapping[str, Any], down: bool) -> list[str]:
+    """Return the names by their values, those without one last in either direction; equal ones stay in their order."""
+    known = sorted((name for name in names if name in values), key=values.__getitem__, reverse=down)
+    return known + [name for name in names if name not in values]
+
+
+def _since(newest: RoundRow | None) -> int:
+    """Return the first of the latest rounds."""
+    return max(1, newest.round - LATEST_ROUNDS + 1) if newest else 1
 
 
 def heat_map(numbers: Sequence[int], lengths: Mapping[int, float], work: Sequence[WorkRow]) -> round_schemas.Heat:
@@ -136,11 +154,7 @@ def client_states(
     and from its device's connection. `not_selected` has the reasons of the latest round.
     """
     known, hidden = {info.row.name: info for info in devices}, secure_rounds.why_not_known(run)
-    last = newest.round if newest else 0
-    # a client that is busy with an earlier round is not selected for the latest one
-    at_work = {one.device: one for one in latest if one.round < last and one.outcome == "selected"}
-    at_work |= {one.device: one for one in latest if one.round == last and one.outcome in ("selected", "accepted")}
-    working = at_work if newest is not None and not newest.reason and run.status not in ENDED else {}
+    working = at_work(run, newest, latest)
     examples = {one.device: one.examples for one in latest if one.examples}
     ratios = {one.device: one.residual_ratio for one in latest if one.residual_ratio is not None}
     shown = [
@@ -152,6 +166,17 @@ def client_states(
         for row in clients
     ]  # fmt: skip
     return shown + [_never_selected(name, run, known.get(name), not_selected) for name in absent]
+
+
+def at_work(run: RunRow, newest: RoundRow | None, latest: Sequence[WorkRow]) -> dict[str, WorkRow]:
+    """Return the open assignment of each client that has one while the latest round is open."""
+    if newest is None or newest.reason or run.status in ENDED:
+        return {}
+    last = newest.round
+    # a client that is busy with an earlier round is not selected for the latest one
+    working = {one.device: one for one in latest if one.round < last and one.outcome == "selected"}
+    waits = ("selected", "accepted")
+    return working | {one.device: one for one in latest if one.round == last and one.outcome in waits}
 
 
 _COUNTS = (
@@ -173,14 +198,27 @@ def _now(
     run: RunRow, assignment: WorkRow | None, info: DeviceInfo | None, not_selected: str | None
 ) -> dict[str, object]:
     """Return a client's `state` as one word, with `state_text` for reading."""
-    if info is not None and not info.online:
-        return {"state": "offline", "state_text": "offline", "since": info.last_seen_at}
+    state = _state(run, assignment, info is not None and not info.online, not_selected)
+    text, since = state, None
+    if state == "offline" and info is not None:
+        since = info.last_seen_at
+    elif state == "arrived" and assignment is not None:
+        text = f"round {assignment.round} is being aggregated"
+    elif state == "working" and assignment is not None:
+        text, since = f"in round {assignment.round}", assignment.assigned_at
+    elif state == "not-selected":
+        text = f"not selected: {not_selected}"
+    elif run.status in ENDED and run.source == "sim":
+        text = "simulated"
+    return {"state": state, "state_text": text, "since": since}
+
+
+def _state(run: RunRow, assignment: WorkRow | None, is_offline: bool, not_selected: str | None) -> str:
+    """Return a client's state as one word."""
+    if is_offline:
+        return "offline"
     if run.status in ENDED:
-        return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
-    if assignment is not None and assignment.outcome == "accepted":
-        return {"state": "arrived", "state_text": f"round {assignment.round} is being aggregated"}
+        return "idle"
     if assignment is not None:
-        return {"state": "working", "state_text": f"in round {assignment.round}", "since": assignment.assigned_at}
-    if not_selected:
-        return {"state": "not-selected", "state_text": f"not selected: {not_selected}"}
-    return {"state": "idle", "state_text": "idle"}
+        return "arrived" if assignment.outcome == "accepted" else "working"
+    return "not-selected" if not_selected else "idle"

@@ -12,7 +12,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import event, text
+from sqlalchemy import event, inspect, text
 
 from tests.store.write_golden_store import GOLDEN
 from tests.support.store_agreement import assert_sums_agree
@@ -60,6 +60,21 @@ def test_a_store_is_there_again_when_it_is_opened_again(address: str) -> None:
         run_id = new_run(store)
     with Store.open(store.url) as again:
         assert again.run(run_id).status == "queued"
+
+
+def test_an_index_that_an_earlier_version_did_not_make_is_made_at_the_next_opening(address: str) -> None:
+    index = "ix_rounds_run_id_seconds_round"
+
+    def names(store: Store) -> set[str]:
+        return {str(one["name"]) for one in inspect(store._database.engine).get_indexes("rounds")}
+
+    with Store.open(address) as store, store._database.writing() as connection:
+        connection.execute(text(f"DROP INDEX {index}"))
+    with Store.open(address, read_only=True) as store:
+        assert store.slowest_rounds("digits-1", 5) == []
+        assert index not in names(store)
+    with Store.open(address) as store:
+        assert index in names(store)
 
 
 def test_a_database_newer_than_the_program_is_refused(address: str) -> None:

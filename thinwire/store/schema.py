@@ -33,6 +33,10 @@ COLUMNS = {  # one statement, since each command opens the store: SQLAlchemy's i
     "postgresql": "SELECT table_name, column_name FROM information_schema.columns"
     " WHERE table_schema = current_schema()",
 }
+INDEXES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'index'",
+    "postgresql": "SELECT indexname FROM pg_indexes WHERE schemaname = current_schema()",
+}
 _UPGRADING = threading.Lock()  # Alembic keeps its context in a global
 
 
@@ -42,7 +46,8 @@ def revisions() -> list[str]:
 
 
 def prepare(database: Database, upgrade: bool) -> None:
-    """Create the tables if there are none; upgrade an older database only if `upgrade` is set.
+    """Create the tables if there are none, and indexes that are missing; upgrade an older database only if `upgrade` is
+    set.
 
     Several processes may call this at the same time. A SQLite file is copied to `FILE.before-REVISION` first. Raise
     `DataLost` if this fails.
@@ -55,6 +60,7 @@ def prepare(database: Database, upgrade: bool) -> None:
         if not database.read_only:
             with database.writing() as connection:  # an unwritable disk fails here, not in the middle of a round
                 connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
+                _add_indexes(connection)
         return
     if database.read_only or not (upgrade or found is None):
         raise DataLost(
@@ -75,6 +81,15 @@ def _make(connection: Connection) -> None:
     for statement in _statements(connection.dialect):
         connection.exec_driver_sql(statement)
     connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": revisions()[-1]})
+
+
+def _add_indexes(connection: Connection) -> None:
+    """Create the indexes that the database lacks: they change only how fast a query is, so they need no revision."""
+    found = set(connection.scalars(text(INDEXES[connection.dialect.name])))
+    for table in Base.metadata.sorted_tables:
+        for index in table.indexes:
+            if index.name not in found:
+                connection.execute(CreateIndex(index))
 
 
 @cache

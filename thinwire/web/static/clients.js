@@ -39,7 +39,7 @@ const STATES = {
 
 const State = ({ client }) => {
   const [tone, icon] = STATES[client.state] || STATES.idle;
-  const since = client.state === "offline" && client.since ? `, last seen ${ago(client.since, serverNow())}` : "";
+  const since = client.state === "offline" && client.since && html`<small class="below tight">last seen ${ago(client.since, serverNow())}</small>`;
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${client.state_text}${since}</span></span>`;
 };
 

@@ -1,7 +1,7 @@
 // All devices: which wait for approval, which are online, revoked or refused.
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
-import { Last, LinkCell, Name, Seen, TagList, Tasks, Versions, address, joinCommand, presence, troubled } from "./devices.js";
+import { Last, LinkCell, Name, Seen, TagList, Tasks, Versions, address, isOnline, joinCommand, presence, troubled } from "./devices.js";
 import { home, html, link, may, useEffect, useState } from "./dom.js";
 import { Fingerprint } from "./fingerprint.js";
 import { count, moment, plural } from "./format.js";
@@ -49,7 +49,7 @@ export const FleetPage = ({ news }) => {
 
 const summary = (devices, pending, known, out, gone) => {
   if (!devices.length) return "None yet.";
-  const online = known.filter((d) => d.online).length;
+  const online = known.filter((d) => isOnline(d, gone)).length;
   const said = !known.length ? ["no device is approved"] : [gone ? `${plural(known.length, "device")} approved; who is online is unknown, aggregator offline` : `${online} of ${plural(known.length, "device")} online`];
   if (pending.length) said.unshift(`${count(pending.length)} ${pending.length === 1 ? "waits" : "wait"} for you`);
   if (out.length) said.push(`${count(out.length)} revoked`);
@@ -87,7 +87,7 @@ const Known = ({ devices, gone, service, decide }) => {
   const [tag, setTag] = useQuery("tag", "");
   const wanted = tag ? tag.split(",") : [];
   const selected = devices.filter((d) => matches(d, words) && wanted.every((one) => d.tags.includes(one)));
-  const kinds = { all: selected, online: selected.filter((d) => presence(d, gone) === "online"),
+  const kinds = { all: selected, online: selected.filter((d) => isOnline(d, gone)),
     offline: selected.filter((d) => ["offline", "never"].includes(presence(d, gone))), trouble: selected.filter(troubled) };
   const found = kinds[show] ?? selected;
   const shown = all ? found : found.slice(0, AT_ONCE);

@@ -60,7 +60,7 @@ export function ago(at, now) {
   if (!at) return "–";
   const gone = now - at;
   if (gone < 5) return "just now";
-  if (gone < 3600) return `${seconds(gone)} ago`;
+  if (gone < 3600) return `${gone < 99.5 ? seconds(gone) : `${Math.round(gone / 60)} min`} ago`;
   return gone < 86400 ? `${Math.floor(gone / 3600)} h ago` : moment(at);
 }
 

@@ -93,16 +93,17 @@ export async function withoutReading(act) {
 /** What `read(old)` gives, read again whenever the news or `keys` change; what was there stays until then. */
 export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
   const [state, setState] = useState({ data: null, error: null });
-  const work = useRef({ busy: false, wanted: false, begun: 0, timer: 0, keys: "" });
+  const work = useRef({ busy: false, wanted: false, fresh: false, begun: 0, timer: 0, keys: "" }); // `fresh`: at once, for other keys
   useEffect(() => {
     const now = work.current;
     const wanted = JSON.stringify(keys);
-    const fresh = wanted !== now.keys;
+    now.fresh ||= wanted !== now.keys;
     now.keys = wanted;
     now.read = read;
     const go = async () => {
       if (paused) return;
       now.wanted = false;
+      now.fresh = false;
       now.busy = true;
       now.begun = performance.now();
       const requested = now.keys;
@@ -119,7 +120,7 @@ export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
       now.wanted = true;
       if (now.busy) return;
       clearTimeout(now.timer);
-      now.timer = setTimeout(go, fresh ? 0 : Math.max(0, gapMs - (performance.now() - now.begun)));
+      now.timer = setTimeout(go, now.fresh ? 0 : Math.max(0, gapMs - (performance.now() - now.begun)));
     };
     plan();
   }, [news.seq, news.acts, news.aggregator, news.reached, ...keys]);

@@ -1,7 +1,7 @@
 // All runs as a table that is searched, filtered and sorted, and the devices that make them.
 import { get } from "./api.js";
 import { home, html, link, may, STATUSES, useEffect, useRef, useState } from "./dom.js";
-import { DeviceTable, TagList, joinCommand, presence } from "./devices.js";
+import { DeviceTable, TagList, isOnline, joinCommand } from "./devices.js";
 import { ago, bytes, count, metric, plural, seconds, when } from "./format.js";
 import { Gone } from "./frame.js";
 import { Pager } from "./lines.js";
@@ -39,7 +39,7 @@ export const RunsPage = ({ news }) => {
   const { list, groups, devices, service } = data;
   const all = Object.values(list.statuses).reduce((sum, n) => sum + n, 0);
   const gone = news.aggregator === "gone" || !news.reached;
-  const online = gone ? UNKNOWN : `${devices.filter((d) => presence(d, gone) === "online").length} of ${plural(devices.length, "device")} online`;
+  const online = gone ? UNKNOWN : `${devices.filter((d) => isOnline(d, gone)).length} of ${plural(devices.length, "device")} online`;
   const narrow = (set) => (value) => {
     set(value);
     setPage("1");

@@ -99,9 +99,8 @@ SENTENCES: Mapping[str, str] = {
 
 DROPS: Mapping[str, str] = {  # of each `DropReason`, what the update was or what its round did
     "late": 'it came after its round\'s deadline or close, and the plan has `late = "drop"`',
-    "stale": "it was trained from a model more than `[cohort] max_staleness` versions old. With `ef21`, "
-    "`scaffold` or `feddyn` "
-    "also: it was assigned before the state of all devices was reset",
+    "stale": "it was trained from a model more than `[cohort] max_staleness` versions old, or before the state of all "
+    "devices was reset (`ef21`, `scaffold`, `feddyn`)",
     "bad-payload": "its bytes differ from its header, or no model can hold its numbers; nothing of it counts",
     "too-few": "its round had too few updates to make a step",
     "duplicate": "its assignment had a reply already",

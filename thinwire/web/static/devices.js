@@ -49,7 +49,7 @@ export const Seen = ({ device, gone }) => {
   const is = presence(device, gone);
   const [tone, icon, word] = PRESENCE[is];
   const now = serverNow();
-  const since = is === "online" || is === "suspect" ? device.seen_at : is === "offline" ? device.disconnected_at : null;
+  const since = is === "online" ? device.seen_at : is === "offline" ? device.disconnected_at : null;
   const came = device.seen_at && (is === "offline" || is === "unknown") ? `, came ${when(device.seen_at, now)}` : "";
   const said = since ? ` since ${when(since, now)}` : came;
   return html`<span class=${`outcome ${tone}`} title=${is === "offline" ? device.disconnect_reason : ""}><${Icon} name=${icon} /><span>${word}${said}${device.online && !gone && device.last_seen_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;

@@ -307,7 +307,7 @@ def _table(connection: Connection, table: Table, made: Renaming) -> tuple[int, s
     wanted = select(*dict.fromkeys([*table.primary_key, *columns, *([] if run_id is None else [run_id])]))
     if run_id is not None and table.name != "commands":
         wanted = wanted.where(run_id.in_(select(Run.c.run_id).where(Run.c.source == "devices").scalar_subquery()))
-    if table.name == Action.c.name:
+    if table.name == Action.name:
         wanted = wanted.where(table.c.device != "")  # other actions are on users and tokens, which may be called alike
     changed, runs = 0, set[str]()
     for row in connection.execute(wanted).mappings().all():

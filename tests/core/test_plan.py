@@ -112,6 +112,21 @@ def test_a_wrong_key_or_value_is_named_with_what_to_try(text: str, what: str, hi
     assert error.value.exit_code == 3
 
 
+def test_several_wrong_keys_have_each_their_own_suggestion_in_one_error() -> None:
+    with pytest.raises(PlanError) as error:
+        RunPlan.parse('[run]\ntask="d"\nround=3\nsede=1\n[local]\nlr=1\nstep=5\n[cohort]\nclients=0')
+    hints = error.value.hint.split("\n")
+    assert hints == [
+        "unknown key [run] round: [run] rounds",
+        "unknown key [run] sede: [run] seed",
+        "[cohort] clients = 0 is not valid: thinwire plan keys cohort",
+        "unknown key [local] step: [local] steps",
+    ]
+    assert all(
+        hint.partition(": ")[0] in error.value.what and hint.partition(": ")[0] in error.value.why for hint in hints
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "why", "hint"),
     [

@@ -87,13 +87,14 @@ def require_new_file(out: Path) -> None:
 
 
 def checked_plan(file: Path, sets: list[str] | None) -> RunPlan:
-    """Load a plan with the `--set` options; raise its first refusal if it cannot run."""
+    """Load a plan with the `--set` options; raise all its refusals as one error if it cannot run."""
     from thinwire.aggregation import codecs
     from thinwire.core import RunPlan
+    from thinwire.core.plan_rules import as_error
 
     plan = RunPlan.load(file, overrides(sets))
     if refused := plan.check(codecs):
-        raise refused[0].error()
+        raise as_error(refused, str(file))
     return plan
 
 

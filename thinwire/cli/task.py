@@ -100,11 +100,12 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     from thinwire.client import ClientInfo, load_task
     from thinwire.client.task_check import rehearse
     from thinwire.core import RunPlan
+    from thinwire.core.plan_rules import as_error
     from thinwire.reports.secure_rounds import round_cost, uplink_text, upload_s
 
     read = RunPlan.load(plan) if plan else RunPlan.parse(f'[run]\ntask = "{_name_of(module)}"\n[local]\nlr = 0.01')
     if refused := read.check(codecs):
-        raise refused[0].error()
+        raise as_error(refused)
     task = load_task(module if "=" in module else f"{read.run.task}={module}")
     found = dataclasses.asdict(rehearse(task, ClientInfo(data=data.absolute() if data else None), read))
     if read.secure.enabled:  # the check itself trains and aggregates in the clear

@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import PydanticUndefined
@@ -206,12 +206,22 @@ def wrong_values(error: ValidationError) -> list[Problem]:
 
 
 def _explained(error: ValidationError, source: str, overrides: Overrides) -> PlanError:
-    """Return pydantic's errors as one PlanError."""
+    """Return pydantic's errors as one PlanError: each wrong key has its own reason and its own suggestion."""
     found, origins = wrong_values(error), dict[str, list[str]]()
     for problem in found:
         origins.setdefault(overrides.origin(problem.place, source), []).append(problem.what)
     wrong = "; ".join(f"{origin}: {'; '.join(whats)}" for origin, whats in origins.items())
-    return PlanError(wrong, why="; ".join(dict.fromkeys(one.why for one in found)), hint=found[0].hint)
+    if len(found) == 1:
+        return PlanError(wrong, found[0].why, found[0].hint)
+    return PlanError(wrong, why=_by_text(found, "why"), hint=_by_text(found, "hint"))
+
+
+def _by_text(found: Sequence[Problem], name: Literal["why", "hint"]) -> str:
+    """Return a line for each reason or hint of problems, behind the problems that have it."""
+    whats: dict[str, list[str]] = {}
+    for one in found:
+        whats.setdefault(one.why if name == "why" else one.hint, []).append(one.what)
+    return "\n".join(f"{', '.join(each)}: {text}" for text, each in whats.items())
 
 
 SHOWN = 200  # characters of a typed value in an error

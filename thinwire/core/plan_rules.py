@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +61,21 @@ class Refusal:
     def error(self) -> PlanError:
         """Return the refusal as an error to raise."""
         return PlanError(self.what, self.why, self.hint)
+
+
+def as_error(refused: Sequence[Refusal], noun: str = "the plan") -> PlanError:
+    """Return one error that names all contradictions of a plan, each with its reason and its alternative, in order.
+
+    >>> as_error([Refusal("a with b", "they differ", "leave a out"), Refusal("c = 0", "it is a count", "c = 1")]).hint
+    'leave a out\\nc = 1'
+    """
+    if len(refused) == 1:
+        return refused[0].error()
+    return PlanError(
+        f"{noun} cannot run for {len(refused)} reasons",
+        why="\n".join(f"{one.what}: {one.why}" for one in refused),
+        hint="\n".join(one.hint for one in refused),
+    )
 
 
 def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:

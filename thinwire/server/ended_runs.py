@@ -41,6 +41,7 @@ from thinwire.core.events import ENDED, Event, RoundClosed, RunStatusChanged
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_rules import as_error
 from thinwire.core.plan_text import plan_text
 from thinwire.core.run_events import DeletionPostponed, RunExtended
 from thinwire.core.statedir import AggregatorHome, sync_path
@@ -153,7 +154,7 @@ def _plan(row: RunRow, old: RunPlan, past: RunState, rounds: int, sets: Mapping[
         over["local.schedule_rounds"] = str(old.local.schedule_rounds or old.run.rounds)
     plan = RunPlan.parse(plan_text(old), f"the plan of {row.run_id}", over | dict(sets))
     if refused := plan.check(codecs):
-        raise refused[0].error()
+        raise as_error(refused)
     return plan
 
 

@@ -38,7 +38,7 @@ from thinwire.core.owner_file import aggregator_file
 from thinwire.core.personal_layers import shared_layout
 from thinwire.core.plan import Problem, RunPlan
 from thinwire.core.plan_names import RUN, UPLOAD, installed, named_model, refused_names, upload_id
-from thinwire.core.plan_rules import DeviceTimes
+from thinwire.core.plan_rules import DeviceTimes, as_error
 from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import Fixed, Vector
 from thinwire.server.aggregator import require_values
@@ -81,7 +81,7 @@ def submit(
     if not found and source == "devices":
         found = plan.check(codecs, _measured(store, plan, carried(algorithm_of(plan), layout)))
     if found:
-        raise found[0].error()
+        raise as_error(found)
     travels = carried(algorithm_of(plan), layout)
     require_rules(plan, travels)
     if travels.size > LARGEST:

@@ -24,6 +24,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
 
 setup: $(VENV)/.ready  ## build .venv here with everything that `thinwire demo` needs
+	@echo "$(VENV) is ready; next, in this shell: . $(BIN)/activate    (then: thinwire demo, or thinwire init mine)"
 
 demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine (DEMO_ARGS="--no-browser --json")
 	@$(BIN)/thinwire demo $(DEMO_ARGS)

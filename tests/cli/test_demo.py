@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.support.processes import environment
 from thinwire.aggregation import codecs
 from thinwire.cli.demo.commands import folder, has_desktop, kind_of, plan_of
 from thinwire.cli.demo.processes import roles
-from thinwire.cli.demo.report import sentences, spent_sentence
+from thinwire.cli.demo.report import activation, sentences, spent_sentence
 from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.core.plan_values import SecureSection
 from thinwire.core.secure_numbers import protects
@@ -70,7 +71,9 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     killed = next(at for at, line in enumerate(told) if "is killed (kill -9) in round 2" in line)
     assert told[killed - 1].split()[0] == "1", "it is told behind the round before"
     assert "is started again" in done.stderr
-    assert "thinwire aggregator status --login --home" in done.stderr.splitlines()[0]
+    web = next(line for line in told if line.startswith("web "))
+    assert f"{found['dashboard_url']}    (to log in: thinwire aggregator status --login --home" in web, "the run's page"
+    assert found["dashboard_url"].endswith("/runs/digits-1")
     assert processes_that_name(found["home"]) == set()
     assert f"to remove them: rm -r {found['home']}" in done.stderr
 
@@ -179,6 +182,17 @@ def test_what_went_wrong_can_be_looked_at(place, capsys):
         raise ThinwireError("client-2 ended by itself")
     assert home.is_dir()
     assert f"kept in {home}; to remove them: rm -r {home}" in capsys.readouterr().err
+
+
+def test_who_cannot_type_thinwire_yet_is_told_what_makes_it_found(tmp_path, monkeypatch):
+    (tmp_path / "a venv" / "bin").mkdir(parents=True)
+    (tmp_path / "a venv" / "bin" / "activate").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "a venv"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(tmp_path)
+    assert activation() == ". 'a venv/bin/activate'"
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert activation() is None
 
 
 def test_the_slow_one_and_the_killed_one_are_two():

@@ -42,13 +42,13 @@ def rounded_up(value: float | None) -> str:
     return f"{float(_THREE.create_decimal(repr(float(value)))):g}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun.
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun; `plural` is for a noun that gets no -s.
 
-    >>> counted(1, "device"), counted(3, "device")
-    ('1 device', '3 devices')
+    >>> counted(1, "device"), counted(3, "device"), counted(2, "reply", "replies")
+    ('1 device', '3 devices', '2 replies')
     """
-    return f"{count} {noun}" + "s" * (count != 1)
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def duration(count: float | None) -> str:

@@ -87,12 +87,14 @@ def test_a_state_directory_that_was_open_is_closed_with_a_warning(site: Site, ca
     assert stat.S_IMODE(site.home.stat().st_mode) == 0o1777
 
 
-def test_a_terminal_is_shown_a_login_code(site: Site):
+def test_a_terminal_is_shown_at_once_that_it_starts_and_then_a_login_code(site: Site):
     (master, slave), said = os.openpty(), b""
     words = ["aggregator", "start", "--listen", site.listen, *site.page, "--home", str(site.home)]
-    with Forked([sys.executable, "-m", "thinwire.cli", *words], stdout=slave, env=environment()) as process:
+    command = [sys.executable, "-m", "thinwire.cli", *words]
+    with Forked(command, stdout=slave, stderr=slave, env=environment()) as process:
         os.close(slave)
         while b"/login?code=" not in said:
             said += os.read(master, 4096)  # OSError when it ended
         process.terminate()
+    assert said.startswith(b"starting the aggregator ...\r\n")
     os.close(master)

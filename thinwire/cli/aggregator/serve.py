@@ -152,8 +152,15 @@ class Wanted:
         return Exposure(self.dashboard, self.dashboard_names, self.proxy)
 
 
+def tell_start() -> None:
+    """Tell a person at a terminal that something happens: what is imported first takes a second or two."""
+    if sys.stderr.isatty():
+        console.note("starting the aggregator ...")
+
+
 def serve_here(wanted: Wanted, home: Path | None) -> int:
     """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`, and return the exit code."""
+    tell_start()
     from thinwire import __version__
     from thinwire.client.train.worker import imported_for_good
 
@@ -244,6 +251,7 @@ def serve_in_background(home: Path | None) -> int:
     if place.lock.exists():
         with _alone(place.lock, home):
             pass
+    tell_start()
     log = place.root / SERVICE_LOG
     typed = StartOptions.of_this_command().without(*NOT_KEPT).words()
     command = [sys.executable, "-m", "thinwire.cli", "aggregator", "start", *typed, "--home", str(place.root.parent)]
@@ -297,9 +305,9 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
         yield descriptor
 
 
-def login_url(url: str, code: str) -> str:
-    """Return the dashboard's address with a one-time login code."""
-    return f"{url}/login?code={code}"
+def login_url(url: str, code: str, page: str = "") -> str:
+    """Return the dashboard's address with a one-time login code, which opens the list of runs, or else `page`."""
+    return f"{url}/login?code={code}" + (f"&next={page}" if page else "")
 
 
 def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:

@@ -18,6 +18,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ from thinwire.core.signals import ENDS, remembered, undisturbed
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
+    from thinwire.store import Store
 
 
 def demo(
@@ -71,12 +73,13 @@ def show(
     count = clients or client_count(free_bytes(), MOST_PRIVATE if private else MOST)
     plan, began = plan_of(rounds, seed, count, secure=secure, private=private), time.monotonic()
     with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
-        dashboard = _open(crowd, home, browse)
-        run_id, code = _run(crowd, home, plan, count, look)
+        console.note(f"state    {home}")
+        about = crowd.aggregator()
+        run_id, code = _run(crowd, home, plan, count, look, partial(_show_page, about, home, browse))
         found: dict[str, Any] = {
             "clients": count,
             "home": str(home),
-            "dashboard_url": f"http://{dashboard}/runs/{run_id}",
+            "dashboard_url": f"http://{about['dashboard']}/runs/{run_id}",
         }
         if code == 0:
             found |= _baselines(plan, count)
@@ -120,25 +123,33 @@ def _kept(home: Path) -> str:
     return f"its state and its logs are kept in {home}; to remove them: rm -r {shlex.quote(str(home))}"
 
 
-def _open(crowd: Crowd, home: Path, browse: bool) -> str:
-    """Start the aggregator and print its dashboard's address before anything else happens."""
+def _show_page(about: Mapping[str, Any], home: Path, browse: bool, store: Store, run_id: str) -> None:
+    """Print the address of the run's page in the dashboard, and open it in the browser if there is one."""
     from thinwire.cli.aggregator.serve import login_url
 
-    about = crowd.aggregator()
-    with opened(home, read_only=False) as store:
-        url = login_url(about["dashboard_url"], store.logins.new_code())
+    page = f"runs/{run_id}"
+    url = login_url(about["dashboard_url"], store.logins.new_code(), page)
     if sys.stderr.isatty():
         console.note(f"web      {url}")
     else:  # this output may be kept in a file, so it has no login code
-        console.note(f"web      {about['dashboard_url']}    (to log in: {again('aggregator status --login', home)})")
-    console.note(f"state    {home}")
+        login = again("aggregator status --login", home)
+        console.note(f"web      {about['dashboard_url']}/{page}    (to log in: {login})")
     if browse and has_desktop():
         webbrowser.open(url)
-    return str(about["dashboard"])
 
 
-def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[], None]) -> tuple[str, int]:
-    """Start the clients, submit the run and follow it with its disturbance; return (run id, exit code)."""
+def _run(
+    crowd: Crowd,
+    home: Path,
+    plan: RunPlan,
+    count: int,
+    look: Callable[[], None],
+    show_page: Callable[[Store, str], None],
+) -> tuple[str, int]:
+    """Start the clients, submit the run, show its page, and follow it with its disturbance.
+
+    Return (run id, exit code).
+    """
     from thinwire.cli.run import hand_over
 
     threads, names = thread_count(count), names_of(count)
@@ -153,9 +164,11 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[],
 
     for name in names:
         start(name)
-    console.note(f"clients  {count} processes, {threads} torch thread{'s' if threads > 1 else ''} each; {slow} is slow")
+    processes, each = formatting.counted(count, "process", "processes"), formatting.counted(threads, "torch thread")
+    console.note(f"clients  {processes}, {each} each; {slow} is slow")
     with opened(home, read_only=False) as store:
         run_id = hand_over(store, home, plan, plan_file(kind_of(plan)), None)
+        show_page(store, run_id)
         disturbance = Disturbance(victim, max(1, plan.run.rounds // 2), crowd.kill, start)
         teller, seen = Teller(hides_sample=plan.privacy.sampling_rate is not None), 0
         with screen() as (tell, update):

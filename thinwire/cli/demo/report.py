@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
@@ -123,7 +127,8 @@ def tell_table(found: dict[str, Any]) -> None:
     console.line(f"uplink     {found['uplink_ratio'] or 0:.0f} times fewer payload bytes than dense fp32")
     console.line()
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(found["closed_reasons"]).items())
-    console.line(f"rounds     {found['rounds']}, with {found['clients']} clients; closed for: {reasons}")
+    clients = formatting.counted(found["clients"], "client")
+    console.line(f"rounds     {found['rounds']}, with {clients}; closed for: {reasons}")
     console.line(f"updates    late {found['late']}, dropped {found['dropped']}, failed {found['failed']}")
     # what one client of a secure round did is not known, so its phases tell where the time went
     along, went = (
@@ -143,10 +148,21 @@ def tell_table(found: dict[str, Any]) -> None:
     console.note("")
     home = found["home"]
     console.note("next")
+    if (activate := activation()) is not None:
+        console.note(f"  find thinwire here      {activate}")
     console.note(f"  every round of it       {again('runs show latest', home)}")
     console.note(f"  take the model          {again('runs model latest --out model.safetensors', home)}")
     console.note("  a model of your own     thinwire init mine")
     console.note(f"  remove all of this      rm -r {home}")
+
+
+def activation() -> str | None:
+    """Return the command that puts this environment's `thinwire` on the PATH; None if the shell finds one already."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("thinwire") is not None or not script.is_file():
+        return None
+    here = Path.cwd()
+    return f". {shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))}"
 
 
 def sentences(found: dict[str, Any]) -> Iterator[str]:

@@ -164,6 +164,26 @@ def test_invitations_are_made_here_and_handed_out_once(store: Store, open_api: S
     assert rows[0]["invitation"] not in page.content()
 
 
+def test_who_makes_an_invitation_on_loopback_reads_first_that_no_device_elsewhere_can_use_it(
+    store: Store, look: Open, tmp_path: Path
+):
+    a_fleet(store, time.time())
+    lock, said = tmp_path / "lock", "for this machine only: no device elsewhere can use an invitation"
+    for about, shown_once in (
+        ({"listen": "127.0.0.1:9090"}, 1),
+        ({**TLS, "urls": ["https://[::1]:9090"]}, 1),
+        (TLS, 0),
+    ):
+        with hold(lock, about), showing(store.url, lock) as shown:
+            page = look(shown.url, "devices")
+            page.locator("#invitations summary").last.click()
+            expect(page.get_by_role("button", name="Make", exact=True)).to_be_visible()
+            expect(page.locator("#invitations p", has_text=said)).to_have_count(shown_once)
+            if shown_once:
+                expect(page.locator("#invitations")).to_contain_text("thinwire aggregator start --listen 0.0.0.0:9090")
+                assert axe(page) == []
+
+
 def test_a_device_is_tagged_found_by_its_tag_and_renamed(store: Store, open_api: Shown, look: Open):
     a_fleet(store, time.time())
     page = look(open_api.url, "devices/cam-01")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -326,3 +327,20 @@ def test_the_headline_of_a_run_whose_training_diverges_says_so_with_what_to_try(
         assert axe(page) == []
     run.status("done", "12 rounds")
     assert divergence(store, store.run(run.run_id)) == ""
+    run.status("failed", "4 rounds in a row had too few replies", 6)
+    assert divergence(store, store.run(run.run_id)).startswith(wanted.replace("diverges", "diverged"))
+
+
+def test_a_loss_that_stays_over_that_of_the_first_model_is_told_with_what_to_try(store: Store, run: Told, monkeypatch):
+    measured = run.measured
+    losses = [2.3, 1.1, 2.0, 0.9, 1.0, 1.5, 1.4, 1.3]  # of the models 0 to 7
+    monkeypatch.setattr(run, "measured", lambda version: replace(measured(version), metrics={"loss": losses[version]}))
+    said = list[str]()
+    for _ in losses[1:]:
+        run.open()
+        run.answer(DEVICES[0], 1.0)
+        run.close("enough", 2.0)
+        said.append(divergence(store, store.run(run.run_id)))
+    assert said[:-1] == [""] * 6
+    wanted = "Training diverges: the loss was 1.1000 after round 1, and is 1.3000 after round 7; try a smaller [local]"
+    assert said[-1].startswith(wanted)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from thinwire.core.formatting import counted, duration, size
+from thinwire.core.formatting import counted, duration, figure, size
 from thinwire.core.owner_file import AlertSettings
 from thinwire.store import Condition, Store
 
@@ -23,6 +23,8 @@ NO_PROGRESS, TOO_FEW, DIVERGED = "no-progress", "too-few-clients", "not-finite"
 DISK, CERTIFICATE, OFFLINE = "disk", "certificate", "aggregator-offline"
 OF_RUNS: Final = (NO_PROGRESS, TOO_FEW, DIVERGED)
 SMALLER_STEPS: Final = "a smaller [local] lr, or [local] clip_grad"
+LOSS: Final = "loss"
+HIGHER: Final = 0.1  # share by which a loss is clearly higher
 NON_FINITE: Final = "non-finite"  # kind of a failure (docs/reference/failures.md)
 
 
@@ -52,12 +54,17 @@ def conditions(store: Store, around: Surroundings, wanted: AlertSettings) -> tup
 
 
 def divergence(store: Store, run: RunRow) -> str:
-    """Return a sentence with what to try if the training of a run diverges on its devices; "" if it does not."""
-    if run.status != "running":
+    """Return a sentence with what to try if the training of a run diverges, or diverged until it failed; else "".
+
+    It diverges if updates of the latest rounds were not finite, or if their models have a higher loss than the first.
+    """
+    if run.status not in ("running", "failed"):
         return ""
     rounds = _latest(store, run)
     count = _diverged(store, run, rounds)
-    return f"Training diverges: {_not_finite(count, rounds)}; try {SMALLER_STEPS}." if count else ""
+    said = _not_finite(count, rounds) if count else _higher_loss(store, run)
+    verb = "diverges" if run.status == "running" else "diverged"
+    return f"Training {verb}: {said}; try {SMALLER_STEPS}." if said else ""
 
 
 def _latest(store: Store, run: RunRow) -> list[RoundRow]:
@@ -68,6 +75,22 @@ def _latest(store: Store, run: RunRow) -> list[RoundRow]:
 
 def _not_finite(count: int, rounds: list[RoundRow]) -> str:
     return f"{counted(count, 'update')} of the last {counted(len(rounds), 'round')} held NaN or infinity"
+
+
+def _higher_loss(store: Store, run: RunRow) -> str:
+    """Return a phrase if each of the latest models has a clearly higher loss than the first one; else ""."""
+    closed = run.rounds_closed
+    if closed <= 2 * LATEST:
+        return ""
+    latest = [one for one in store.rounds(run.run_id, closed - LATEST, closed) if LOSS in one.metrics][-LATEST:]
+    begin = next((one for one in store.rounds(run.run_id, 1, LATEST) if LOSS in one.metrics), None)
+    if begin is None or len(latest) < LATEST:
+        return ""
+    first, last = begin.metrics[LOSS], latest[-1]
+    if min(one.metrics[LOSS] for one in latest) <= first + HIGHER * abs(first):
+        return ""
+    after = f"{figure(last.metrics[LOSS])} after round {last.round}"
+    return f"the loss was {figure(first)} after round {begin.round}, and is {after}"
 
 
 def of_run(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.core.events import ENDED, NO_STEP
-from thinwire.core.formatting import CHOSEN, NOTHING, capped_text, duration, figure, size
+from thinwire.core.formatting import CHOSEN, NOTHING, capped_text, counted, duration, figure, size
 from thinwire.core.signals import remembered
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Teller:
         if not one.of:
             return f"round {one.number} ends at its deadline" + self._before()
         phase = f", phase {one.phase}" if one.phase else ""
-        return f"round {one.number}: {one.accepted} of {one.of} replies{phase}" + self._before()
+        return f"round {one.number}: {one.accepted} of {counted(one.of, 'reply', 'replies')}{phase}" + self._before()
 
     @property
     def _ahead(self) -> int:
@@ -289,7 +289,10 @@ class Teller:
         if event.kind in ("offline", "over") or not event.text or fault in self.faults:
             return []
         self.faults.add(fault)
-        return [f"{event.device} {event.kind}: {event.text}"]
+        from thinwire.reports.alerting import NON_FINITE, SMALLER_STEPS
+
+        hint = f" (try {SMALLER_STEPS})" if event.kind == NON_FINITE else ""
+        return [f"{event.device} {event.kind}: {event.text}{hint}"]
 
     def _accept(self, event: UpdateAccepted) -> None:
         """Count an accepted update."""

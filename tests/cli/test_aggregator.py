@@ -178,7 +178,7 @@ def test_ctrl_c_detaches_from_a_run_which_goes_on_until_it_is_stopped(thinwire, 
     )  # fmt: skip
     assert following.stderr is not None
     for line in following.stderr:
-        if "waiting: 0 of 1 devices" in line:
+        if "waiting: 0 of 1 device" in line:
             break
     following.send_signal(signal.SIGINT)
     assert following.wait(PATIENCE_S) == 130

@@ -13,8 +13,10 @@ import pytest
 
 from tests.support.fork_server import Forked
 from tests.support.processes import PATIENCE_S, Site, environment
-from thinwire.cli.run import too_many
-from thinwire.core.plan_schema import CohortSection
+from thinwire.cli.run import begins_early, too_many
+from thinwire.core import RunPlan
+
+SECURE = Path(__file__).parents[2] / "examples" / "digits" / "secure.toml"
 
 
 @pytest.fixture
@@ -23,6 +25,12 @@ def site(tmp_path: Path):
     site.start_aggregator()
     yield site
     site.close()
+
+
+def plan_with(secure: bool = False, **cohort: Any) -> RunPlan:
+    return RunPlan.from_json(
+        {"run": {"task": "digits"}, "local": {"lr": 0.1}, "cohort": cohort, "secure": {"enabled": secure}}
+    )
 
 
 def runs(site: Site) -> list[str]:
@@ -56,6 +64,10 @@ def test_it_is_refused_where_nobody_can_decide_and_yes_submits_it(site: Site):
     assert "the plan selects 3 devices a round, and 0 are known" in refused.stderr
     assert "--yes" in refused.stderr
     assert runs(site) == []
+    masked = site.call("run", str(SECURE), "--detach")
+    assert (masked.returncode, runs(site)) == (6, [])
+    assert "the plan needs 3 devices for secure aggregation, and 0 are known" in masked.stderr
+    assert "[secure] enabled = false; or --yes to submit it and wait" in masked.stderr
     assert site.call("run", *plan, "--yes").returncode == 0
     assert runs(site) == ["digits-1"]
 
@@ -79,11 +91,23 @@ def test_a_person_at_a_terminal_decides(site: Site):
         ({"wait_for": ["a", "c", "d"]}, {"wait_for": "waits for c, d (not known)"}),
         ({"wait_for": list("cdefg")}, {"wait_for": "waits for c, d, e and 2 more (not known)"}),
         ({"min_updates": 3}, {"min_updates": "needs 3 updates a step"}),
+        ({"secure": True}, {"[secure] enabled": "needs 3 devices for secure aggregation"}),
+        ({"secure": True, "clients": 0.4}, {"[secure] enabled": "needs 6 devices for secure aggregation"}),
     ],
 )
 def test_each_key_that_wants_more_than_the_two_known_devices_is_named(cohort: Any, lacking: dict[str, str]):
-    assert too_many(CohortSection(**cohort), {"a", "b"}) == lacking
+    assert too_many(plan_with(**cohort), {"a", "b"}) == lacking
 
 
 def test_the_default_waits_for_the_first_device_that_joins():
-    assert too_many(CohortSection(), set()) == {}
+    assert too_many(plan_with(), set()) == {}
+
+
+def test_a_run_that_waits_for_few_says_with_how_many_it_begins():
+    assert begins_early(plan_with(), 1) == ""
+    assert begins_early(plan_with(clients=3)) == begins_early(plan_with(wait_for=2), 5) == ""
+    early = "the run begins as soon as 1 device is connected; [cohort] wait_for = N waits for more"
+    assert begins_early(plan_with()) == early
+    early = "the run begins as soon as 3 devices of 5 are connected; [cohort] wait_for = 5 waits for all of them"
+    assert begins_early(plan_with(secure=True), 5) == early
+    assert begins_early(plan_with(secure=True), 3) == ""

@@ -120,7 +120,8 @@ def test_a_check_says_who_is_protected_where_the_number_of_clients_is_known(thin
     assert "8 bits a value under masks" in thinwire("plan", "check", EXAMPLE).out
     unknown = thinwire("plan", "check", EXAMPLE)
     assert "colluding" not in unknown.out, "the devices online decide, and none is here"
-    assert "whom it protects depends on the number of devices: thinwire plan check" in unknown.err
+    assert "it needs 3 devices or more; whom it protects depends on their number: thinwire plan check" in unknown.err
+    assert "the run begins as soon as 3 devices are connected; [cohort] wait_for = N waits for more" in unknown.err
     assert "depends" not in thinwire("plan", "check", EXAMPLE, "--clients", "8").err
     counted = thinwire("plan", "check", EXAMPLE, "--set", "cohort.clients=20", "--set", "cohort.over_select=0.2")
     assert "up to 6 of 24 clients colluding" in counted.out
@@ -140,3 +141,13 @@ def test_a_task_is_checked_with_the_bytes_of_its_secure_plan(thinwire):
     assert found["codec"] == "8 bits a value under masks (10 clients)"
     told = thinwire("plan", "explain", EXAMPLE, "--json").document["secure_round"]
     assert (found["up_bytes"], told["selected"]) == (told["up_bytes"], 10)
+
+
+@pytest.mark.parametrize("words", [("plan", "check"), ("run",), ("sim",), ("sim", "--seeds", "2")])
+def test_all_conflicts_of_a_plan_are_reported_at_once(thinwire, home, words):
+    sets = ["--set", "cohort.late=aggregate", "--set", "local.steps=auto", "--set", "privacy.clip=1.0"]
+    said = thinwire(*words, EXAMPLE, *sets)
+    assert said.code == 3
+    for what in ('[cohort] late = "aggregate"', '[local] steps = "auto"', "[privacy] clip = 1.0"):
+        assert what in said.err.partition("try:")[0]
+    assert "cannot run for 3 reasons" in said.err

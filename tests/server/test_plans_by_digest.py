@@ -175,7 +175,7 @@ def test_who_says_how_long_it_stays_so_is_left_alone_for_so_long(
     assert left_alone_s <= two.elapsed_s - one.elapsed_s < left_alone_s + 60
     waited = [e.text for e in bench.events(RunStatusChanged) if e.status == "waiting"]
     first, after_a_minute = waited
-    assert first == f"waiting: 0 of 1 devices (a declined: hours: so it is (again in {again_s} s))"
+    assert first == f"waiting: 0 of 1 device (a declined: hours: so it is (again in {again_s} s))"
     assert after_a_minute.startswith(f"{first}; start more clients")
 
 

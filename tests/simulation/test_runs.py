@@ -166,6 +166,15 @@ def test_a_simulation_that_would_wait_for_clients_that_never_come_is_refused(
         assert store.runs() == []
 
 
+def test_a_secure_simulation_with_too_few_clients_says_how_many_it_needs(tmp_path: Path) -> None:
+    raw = plan_of("steps = 1", run='rounds = 1\nevaluate = "off"').to_json()
+    masked = {"cohort": {"late": "drop", "deadline_s": 60}, "secure": {"enabled": True}, "uplink": {}}
+    with pytest.raises(TooFewClients) as refused:
+        run(tmp_path, task_of(), RunPlan.from_json({**raw, **masked}))
+    assert "waiting: 2 of 3 devices (secure aggregation of 2 clients" in refused.value.why
+    assert refused.value.hint == "--clients 3, or [secure] enabled = false"
+
+
 def test_the_code_of_another_task_than_the_plan_s_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="the plan trains 'small', and this is the code of 'other'"):
         run(tmp_path, dataclasses.replace(task_of(), name="other"), plan_of(run=ROUNDS))

@@ -136,7 +136,7 @@ def test_what_would_keep_a_run_waiting_is_told(page: TestClient, store: Store):
     notes = checked(page, plan={**PLAN, "cohort": {"clients": 5}})["notes"]
     assert notes == ["The plan wants 5 devices, and 2 have the task: the run would wait for more."]
     store.roster.seen(Hello("pi-01", "p", (replace(REPORT, tensors=LAYOUT.text),)), 2.0)
-    assert checked(page, plan=PLAN)["cost"]["layout_from"] in ("of the run digits-1", "reported by 1 devices")
+    assert checked(page, plan=PLAN)["cost"]["layout_from"] in ("of the run digits-1", "reported by 1 device")
 
 
 def test_so_many_runs_wait_and_no_further_one_is_ordered(page: TestClient, store: Store):

@@ -53,8 +53,10 @@ def new(
 def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json = False) -> None:
     """Check whether a plan can run; if not, print everything that is wrong with it."""
     from thinwire.aggregation import codecs
+    from thinwire.cli.run import begins_early
     from thinwire.core import RunPlan
-    from thinwire.core.errors import PlanError
+    from thinwire.core.plan_rules import as_error
+    from thinwire.core.secure_numbers import fewest_devices
     from thinwire.reports.secure_rounds import few_visits, numbers_text, thresholds, uplink_text
 
     read = RunPlan.load(plan, overrides(sets))
@@ -65,24 +67,21 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
         rows = [{"what": r.what, "why": r.why, "try": r.hint} for r in refused]
         found = {"plan": str(plan), "ok": not refused, "digest": read.digest, "refusals": rows}
         console.document(found | ({"secure_round": masked} if masked else {}))
-    if len(refused) == 1:
-        raise refused[0].error()
     if refused:
-        raise PlanError(
-            f"{plan} cannot run for {len(refused)} reasons",
-            why="\n".join(f"{r.what}: {r.why}" for r in refused),
-            hint="\n".join(r.hint for r in refused),
-        )
+        raise as_error(refused, str(plan))
     if not json:
         uplink = uplink_text(read) if read.secure.enabled else " | ".join(read.uplink.codecs)
-        console.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {uplink})")
+        console.line(f"{plan}: ok ({formatting.counted(read.run.rounds, 'round')} of {read.run.task}, uplink {uplink})")
         if masked:
             console.line(f"{masked['protection']}:")
             console.line(numbers_text(masked))
     if read.secure.enabled:
         _warn([few_visits(read)])
         if not is_known:
-            console.note(f"whom it protects depends on the number of devices: thinwire plan check {plan} --clients N")
+            needs = f"it needs {least} devices or more; " if (least := fewest_devices(read)) else ""
+            console.note(f"{needs}whom it protects depends on their number: thinwire plan check {plan} --clients N")
+    if not json and (said := begins_early(read, clients)):
+        console.note(said)
 
 
 @app.command()

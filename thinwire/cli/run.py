@@ -24,11 +24,11 @@ from thinwire.core.signals import INTERRUPTED
 if TYPE_CHECKING:
     from thinwire.client.task import Initial
     from thinwire.core import RunPlan, Vector
-    from thinwire.core.plan_schema import CohortSection
     from thinwire.store import Store
 
 
 SHOWN = 3  # devices that are named
+SECURE = "[secure] enabled"
 
 
 def run(
@@ -38,6 +38,7 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="print the run's id and end")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="submit it with fewer known devices than it wants")] = False,
     track: Track = None,
+    name: Annotated[str, typer.Option("--name", help="name of the run, for people")] = "",
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -54,7 +55,9 @@ def run(
     with opened(home, read_only=False) as store:
         if not yes:
             require_known(store, read, home)
-        run_id = hand_over(store, home, read, plan, task)
+        run_id = hand_over(store, home, read, plan, task, name)
+        if said := begins_early(read, len(known_devices(store))):
+            console.note(said)
         if track:
             start_follower(run_id, track, home)
         if detach:
@@ -71,32 +74,44 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
     from thinwire.cli.local_state import again
     from thinwire.core.errors import TooFewClients
 
-    known = {row.name for row in store.roster.rows() if row.state != "revoked"}
-    if not (lacking := too_many(plan.cohort, known)):
+    known = known_devices(store)
+    if not (lacking := too_many(plan, known)):
         return
-    said = f"the plan {', '.join(lacking.values())}, and {len(known)} are known"
+    said = f"the plan {', '.join(lacking.values())}, and {len(known)} {'is' if len(known) == 1 else 'are'} known"
     if sys.stdin.isatty() and sys.stderr.isatty():
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
             return
         raise typer.Exit(INTERRUPTED)
+    ways = [again("devices list", home)]
+    ways += [f"less in [cohort] {', '.join(keys)}"] if (keys := [key for key in lacking if key != SECURE]) else []
+    ways += [f"{SECURE} = false"] if SECURE in lacking else []
     raise TooFewClients(
         said, why="the run would wait until the others have joined",
-        hint=f"{again('devices list', home)}; less in [cohort] {', '.join(lacking)}; or --yes to submit it and wait",
+        hint=f"{'; '.join(ways)}; or --yes to submit it and wait",
     )  # fmt: skip
 
 
-def too_many(cohort: CohortSection, known: Collection[str]) -> dict[str, str]:
-    """Return the keys of `[cohort]` that want more than the `known` devices, each with what it wants as a phrase.
+def known_devices(store: Store) -> set[str]:
+    """Return the names of the devices that are not revoked."""
+    return {row.name for row in store.roster.rows() if row.state != "revoked"}
 
-    With `wait_for = 1`, the default, a run begins with the first device that joins, so it wants none that is known.
 
-    >>> from thinwire.core.plan_schema import CohortSection
-    >>> too_many(CohortSection(clients=3, wait_for=["a", "b"]), {"a"})
+def too_many(plan: RunPlan, known: Collection[str]) -> dict[str, str]:
+    """Return the keys of a plan that want more than the `known` devices, each with what it wants as a phrase.
+
+    They are keys of `[cohort]`, and SECURE. With `wait_for = 1`, the default, a run begins with the first device that
+    joins, so it wants none that is known.
+
+    >>> from thinwire.core import RunPlan
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nclients=3\\nwait_for=["a", "b"]')
+    >>> too_many(plan, {"a"})
     {'clients': 'selects 3 devices a round', 'wait_for': 'waits for b (not known)'}
     """
-    found = dict[str, str]()
+    from thinwire.core.secure_numbers import fewest_devices
+
+    found, cohort = dict[str, str](), plan.cohort
     if isinstance(cohort.clients, int) and cohort.clients > len(known):
-        found["clients"] = f"selects {cohort.clients} devices a round"
+        found["clients"] = f"selects {counted(cohort.clients, 'device')} a round"
     if isinstance(wait_for := cohort.wait_for, int):
         if wait_for > max(1, len(known)):
             found["wait_for"] = f"waits for {counted(wait_for, 'device')}"
@@ -105,7 +120,31 @@ def too_many(cohort: CohortSection, known: Collection[str]) -> dict[str, str]:
         found["wait_for"] = f"waits for {', '.join(absent[:SHOWN])}{more} (not known)"
     if cohort.min_updates >= 1 and (needed := int(cohort.min_updates)) > len(known):
         found["min_updates"] = f"needs {counted(needed, 'update')} a step"
+    if plan.secure.enabled and "clients" not in found and (least := fewest_devices(plan)) > len(known):
+        found[SECURE] = f"needs {counted(least, 'device')} for secure aggregation"
     return found
+
+
+def begins_early(plan: RunPlan, known: int | None = None) -> str:
+    """Return a sentence if a run without a wait begins with fewer devices than its rounds may select; else "".
+
+    `known` devices are those that could be selected, None where nobody knows.
+
+    >>> from thinwire.core import RunPlan
+    >>> begins_early(RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1'), 5)
+    'the run begins as soon as 1 device of 5 is connected; [cohort] wait_for = 5 waits for all of them'
+    """
+    from thinwire.server.policy.cohort import fewest_to_begin
+
+    if isinstance(plan.cohort.clients, int) or plan.cohort.wait_for != 1:
+        return ""
+    fewest = fewest_to_begin(plan)
+    if not fewest or (known is not None and known <= fewest):
+        return ""
+    count, are, all_ = counted(fewest, "device"), "is" if fewest == 1 else "are", "N waits for more"
+    if known is not None:
+        count, all_ = f"{count} of {known}", f"{known} waits for all of them"
+    return f"the run begins as soon as {count} {are} connected; [cohort] wait_for = {all_}"
 
 
 def _detached(run_id: str, home: Path | None, json: bool) -> None:

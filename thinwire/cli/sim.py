@@ -265,9 +265,10 @@ def swept(
     try:
         made = run_sweep(sweep, cells, workers=workers, on_progress=told.progress)
     except KeyboardInterrupt:
-        console.note(f"{group}: {len(cells.all())} runs are kept; the same command goes on with what is missing")
+        kept = formatting.counted(len(cells.all()), "run")
+        console.note(f"{group}: {kept} kept; the same command goes on with what is missing")
         return _document(group, [], told), INTERRUPTED
-    console.note(f"{group}: {len(made)} runs are there: {again(f'runs compare --group {group}', home)}")
+    console.note(f"{group} has {formatting.counted(len(made), 'run')}: {again(f'runs compare --group {group}', home)}")
     failed = next((cell.exit_code for cell in made if cell.exit_code), 0)
     return _document(group, made, told), failed
 
@@ -289,7 +290,8 @@ class Told:
         rest = "" if unknown else f"; about {formatting.duration(left_s)} left"
         if progress.cell is None:
             there = f", {self.total - progress.missing} are there already" if progress.missing < self.total else ""
-            console.note(f"{progress.missing} of {self.total} runs to make{there}; {self.workers} at once{rest}")
+            total = formatting.counted(self.total, "run")
+            console.note(f"{progress.missing} of {total} to make{there}; {self.workers} at once{rest}")
             return
         cell, plan = progress.cell, progress.cell.made.plan
         settings = [f"{key}={reduce(getitem, key.split('.'), plan)}" for key in self.keys]
@@ -317,11 +319,12 @@ def _document(group: str, made: Sequence[Trial], told: Told) -> dict[str, Any]:
 
 
 def _require_sense(plans: Sequence[RunPlan]) -> None:
-    """Raise the first error of any plan of a sweep, before a run begins."""
+    """Raise the errors of the first invalid plan of a sweep, before a run begins."""
     from thinwire.aggregation import codecs
+    from thinwire.core.plan_rules import as_error
     from thinwire.simulation.run import require_own_start
 
     for plan in plans:
         require_own_start(plan)
         if refused := plan.check(codecs):
-            raise refused[0].error()
+            raise as_error(refused)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from thinwire.core.errors import PlanError
+from thinwire.core.formatting import counted
 from thinwire.core.plan_values import SecureSection
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ ROUNDING = 1e-9
 LEAST_CLIENTS = 3  # of two clients, each could subtract its own update from the sum
 SCALAR_BITS = 63  # weights and metrics are summed in lanes of 64 bits, with a sign
 ROTATED = 65_536  # values of a block where [secure] rotate = true: an outlier is spread over the whole block
+MOST_TRIED = 2000  # clients, in the search for the fewest that fit a plan: 10 ms
 METRIC_BITS = 10  # a metric is summed in units of bound / 2^10; finer ones would tell which clients' numbers sum
 
 
@@ -65,25 +68,42 @@ def threshold(selected: int, max_corrupt: float, max_dropout: float, adversary: 
     Invariant: A < t and `Threshold.least` <= n - D, so that a round with D drop-outs ends with a sum. Raise `PlanError`
     if no t has it. For `malicious` that is so from max_corrupt + 2 max_dropout = 1 on.
     """
+    found, remaining = _numbers(selected, max_corrupt, max_dropout, adversary)
+    if selected >= LEAST_CLIENTS and found.least <= remaining:
+        return found
+    enough = _fewest_selected(max_corrupt, max_dropout, adversary)
+    if selected < LEAST_CLIENTS:
+        raise _too_few(selected, enough)
+    if adversary == "malicious":
+        why = f"two lists of survivors are impossible only from {found.t} shares on"
+    else:
+        few, shares = counted(found.corrupt, "corrupt client"), counted(found.corrupt + 1, "share")
+        why = f"{few} may not reveal a secret, so it takes {shares}"
+    raise PlanError(
+        f"no threshold withstands a {adversary} aggregator with [secure] max_corrupt = {max_corrupt:g} and "
+        f"max_dropout = {max_dropout:g} among {selected} clients",
+        f"{why}; a sum needs {found.least} clients, and after {counted(found.dropout, 'drop-out')} "
+        f"{remaining} {'is' if remaining == 1 else 'are'} left",
+        "smaller [secure] max_dropout or max_corrupt" + (f", or {enough} clients" if enough else ""),
+    )
+
+
+def _numbers(selected: int, max_corrupt: float, max_dropout: float, adversary: str) -> tuple[Threshold, int]:
+    """Return the numbers of `threshold`, unchecked, and how many clients are left after D drop-outs."""
     corrupt, dropout = share_of(max_corrupt, selected), share_of(max_dropout, selected)
     remaining = selected - dropout
     if adversary == "malicious":
-        least, t = (selected + corrupt) // 2 + 1, (selected + corrupt) // 2 + 1
-        why = f"two lists of survivors are impossible only from {least} shares on"
+        t = (selected + corrupt) // 2 + 1
     else:
-        least, t = corrupt + 1, max(corrupt + 1, min(selected // 2 + 1, remaining))
-        why = f"{corrupt} corrupt clients may not reveal a secret, so it takes {least} shares"
-    if selected < LEAST_CLIENTS:
-        raise _too_few(selected)
-    found = Threshold(t, corrupt, dropout)
-    if found.least > remaining:
-        raise PlanError(
-            f"no threshold withstands a {adversary} aggregator with [secure] max_corrupt = {max_corrupt:g} and "
-            f"max_dropout = {max_dropout:g} among {selected} clients",
-            f"{why}; a sum needs {found.least} clients, and after {dropout} drop-outs {remaining} are left",
-            "smaller [secure] max_dropout or max_corrupt" + (", or more clients" if selected < 10 else ""),
-        )
-    return found
+        t = max(corrupt + 1, min(selected // 2 + 1, remaining))
+    return Threshold(t, corrupt, dropout), remaining
+
+
+@lru_cache(maxsize=64)
+def _fewest_selected(max_corrupt: float, max_dropout: float, adversary: str) -> int:
+    """Return the fewest selected clients that have a threshold; 0 if no number up to MOST_TRIED has one."""
+    each = ((count, *_numbers(count, max_corrupt, max_dropout, adversary)) for count in range(MOST_TRIED + 1))
+    return next((count for count, found, left in each if count >= LEAST_CLIENTS and found.least <= left), 0)
 
 
 def fewest_survivors(secure: SecureSection, selected: int, noised: bool) -> int:
@@ -155,11 +175,11 @@ def check_numbers(secure: SecureSection, selected: int, target: int) -> None:
         )
 
 
-def _too_few(selected: int) -> PlanError:
+def _too_few(selected: int, enough: int) -> PlanError:
     return PlanError(
-        f"secure aggregation of {selected} {'client' if selected == 1 else 'clients'}",
+        f"secure aggregation of {counted(selected, 'client')}",
         "each of two clients could subtract its own update from the sum, and the sum of one is its update",
-        f"{LEAST_CLIENTS} devices or more, and no [cohort] clients below {LEAST_CLIENTS}",
+        f"{enough or LEAST_CLIENTS} devices or more, and no [cohort] clients below {enough or LEAST_CLIENTS}",
     )
 
 
@@ -201,3 +221,22 @@ def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
         online = waits if waits >= LEAST_CLIENTS else ONLINE
     target = wanted_count(plan, online)
     return with_excess(plan, target, online), target
+
+
+def fewest_devices(plan: RunPlan) -> int:
+    """Return with how many online devices a round of a secure plan has a sum; 0 if no number up to MOST_TRIED is known.
+
+    >>> from thinwire.core.plan import RunPlan
+    >>> values = {"run": {"task": "t"}, "local": {"lr": 1}, "secure": {"enabled": True}}
+    >>> [fewest_devices(RunPlan.from_json({**values, "cohort": {"clients": clients}})) for clients in ("all", 0.2)]
+    [3, 11]
+    """
+    first = plan.cohort.clients if isinstance(plan.cohort.clients, int) else max(1, plan.secure.min_survivors)
+    for online in range(first, max(first, MOST_TRIED) + 1):
+        target = wanted_count(plan, online)
+        try:
+            check_numbers(plan.secure, with_excess(plan, target, online), target)
+        except PlanError:
+            continue
+        return online
+    return 0

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from thinwire.core.errors import CodecError, PlanError, ThinwireError
+from thinwire.core.formatting import counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.plan import Problem, RunPlan, require_small, wrong_values
 from thinwire.core.plan_names import installed, refused_names
@@ -264,7 +265,7 @@ def _why(there: Sequence[DeviceSeconds], unmeasured: Sequence[str]) -> str:
 
 
 def _source(known: KnownTask) -> str:
-    return f"reported by {len(known.devices)} devices" if known.devices else f"of the run {known.run_id}"
+    return f"reported by {counted(len(known.devices), 'device')}" if known.devices else f"of the run {known.run_id}"
 
 
 def _unknown(plan: RunPlan, clients: int, why: str) -> Estimate:

@@ -37,13 +37,14 @@ from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import PlanError, TaskError, TooFewClients, UsageError
 from thinwire.core.events import ENDED, ClientFailed, Evaluated, Event, RoundClosed
 from thinwire.core.fleet import TaskReport
+from thinwire.core.formatting import counted
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
-from thinwire.server.policy.cohort import missing
+from thinwire.server.policy.cohort import fewest_to_begin, missing
 from thinwire.server.run import drive
 from thinwire.server.submit import submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
@@ -281,10 +282,14 @@ def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
     connects.
     """
     if said := missing(plan, [crowd.name(index) for index in range(crowd.count)], {}):
+        least = fewest_to_begin(plan)
+        other = (
+            "[secure] enabled = false" if plan.secure.enabled else "fewer in [cohort] wait_for, clients and min_updates"
+        )
         raise TooFewClients(
-            f"the run would wait for ever with {crowd.count} simulated clients",
+            f"the run would wait for ever with {counted(crowd.count, 'simulated client')}",
             why=said,
-            hint="more --clients, or fewer in [cohort] wait_for, clients and min_updates",
+            hint=f"--clients {least}, or {other}" if least > crowd.count else f"more --clients, or {other}",
         )
 
 

@@ -16,9 +16,11 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from thinwire.core.errors import PlanError, Refused
+from thinwire.core.formatting import counted
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
 from thinwire.core.plan import Problem, RunPlan
 from thinwire.core.plan_names import UPLOAD, named_model, upload_id
+from thinwire.core.secure_numbers import fewest_devices
 from thinwire.reports.plan_check import Estimate, PlanCheck, check_text, check_values, estimate
 from thinwire.store import DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
@@ -161,14 +163,18 @@ def _notes(plan: RunPlan, known: KnownTask | None, there: list[DeviceInfo]) -> l
     """Return sentences on what would keep a run waiting, though its plan is right."""
     notes, clients, waits = [], plan.cohort.clients, plan.cohort.wait_for
     needed = max(clients if isinstance(clients, int) else 0, waits if isinstance(waits, int) else len(waits))
+    wants = "The plan wants"
+    if plan.secure.enabled and (least := fewest_devices(plan)) > needed:
+        wants, needed = "Secure aggregation needs", least
     if not there:
         notes.append(f"No approved device has the task {plan.run.task}: the run would wait for one.")
     elif needed > len(there):
-        notes.append(f"The plan wants {needed} devices, and {len(there)} have the task: the run would wait for more.")
+        have = f"{len(there)} {'has' if len(there) == 1 else 'have'} the task"
+        notes.append(f"{wants} {counted(needed, 'device')}, and {have}: the run would wait for more.")
     if known is not None and known.others:
         named = ", ".join(known.others[:3])
         notes.append(
-            f"{len(known.others)} devices report another layout of this task ({named}): they cannot take part."
+            f"{counted(len(known.others), 'device')} with another layout of this task cannot take part: {named}."
         )
     return notes
 

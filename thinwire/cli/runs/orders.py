@@ -203,6 +203,7 @@ def extend(
     Devices begin with residual 0; the schedule of the learning rate keeps its number of rounds unless --set.
     """
     from thinwire.cli.local_state import again, aggregator_home, alive, end_abandoned, opened
+    from thinwire.core.formatting import counted
     from thinwire.server.ended_runs import extend_run
 
     end_abandoned(home)
@@ -221,7 +222,7 @@ def extend(
     elif result is None:
         console.line(f"{row.run_id}: its aggregator has not seen the command yet")
     else:
-        console.line(f"{row.run_id} is queued for {rounds} more rounds, to {row.rounds_total} in all")
+        console.line(f"{row.run_id} is queued for {counted(rounds, 'more round')}, to {row.rounds_total} in all")
         console.note("its devices begin with residual 0")
         if alive(home) is None:
             console.note(f"no aggregator is running: {again('aggregator start', home)}")
@@ -292,6 +293,7 @@ def clone(
     from thinwire.aggregation import codecs
     from thinwire.cli.local_state import again, opened, require_alive
     from thinwire.core import RunPlan
+    from thinwire.core.plan_rules import as_error
     from thinwire.core.plan_text import plan_text
 
     with opened(home, read_only=show) as store:
@@ -302,7 +304,7 @@ def clone(
             console.line(plan_text(plan).rstrip())
             return
         if refused := plan.check(codecs):
-            raise refused[0].error()
+            raise as_error(refused)
         require_alive(home)
         made = _submit(store, home, row, old, plan, name, task)
     if json:

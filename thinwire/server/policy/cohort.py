@@ -22,8 +22,9 @@ from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, SecretRng, derive, seed63
-from thinwire.core.secure_numbers import check_numbers, wanted_count, with_excess
+from thinwire.core.secure_numbers import check_numbers, fewest_devices, wanted_count, with_excess
 
+MOST_TRIED = 256  # devices, in the search for the fewest with which a run begins
 SHOWN = 5  # unable devices that a waiting sentence names
 
 
@@ -154,7 +155,7 @@ def missing(
         notes.insert(0, f"only {count} {'is' if count == 1 else 'are'} known: more have to join")
     noted = f" ({'; '.join(notes)})" if notes else ""
     if have < least:
-        return f"waiting: {have} of {want} devices{noted}"
+        return f"waiting: {have} of {counted(want, 'device')}{noted}"
     if assignments < needs:
         there = counted(len(able), "device")
         own = needs == min_updates_of(plan.cohort.min_updates, assignments)
@@ -165,8 +166,21 @@ def missing(
         try:
             check_numbers(plan.secure, assignments, target)
         except PlanError as error:
-            return f"waiting for more devices: {error}{noted}"
+            needed = fewest_devices(plan)
+            devices = f"{len(able)} of {needed}" if needed > len(able) else "more"
+            return f"waiting: {devices} devices ({'; '.join([f'{error.what}: {error.why}', *notes])})"
     return None
+
+
+def fewest_to_begin(plan: RunPlan) -> int:
+    """Return with how many able devices a run begins; 0 if it waits for names, or if MOST_TRIED are too few.
+
+    >>> fewest_to_begin(RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[secure]\\nenabled=true'))
+    3
+    """
+    wait_for, names = plan.cohort.wait_for, [str(number) for number in range(MOST_TRIED)]
+    counts = range(wait_for, MOST_TRIED) if isinstance(wait_for, int) else range(0)
+    return next((count for count in counts if missing(plan, names[:count], {}) is None), 0)
 
 
 def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], taken: Collection[str]) -> str:

@@ -284,6 +284,7 @@ def test_a_mistyped_command_is_answered_once_with_the_nearest(thinwire):
     what, why, hint = said.err.splitlines()
     assert (what, why) == ("error: No such command 'sho'.", "why:   did you mean 'show'?")
     assert hint.endswith("runs --help")
+    assert thinwire("runs", "submit", "plan.toml").err.endswith("\ntry:   thinwire run PLAN\n")
 
 
 def test_a_plan_that_is_not_there_is_said_in_words(thinwire, tmp_path):

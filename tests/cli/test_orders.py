@@ -50,6 +50,8 @@ def test_a_run_that_is_over_is_refused(thinwire, home: Path, store: Store, run_i
     store.record(run_id, [RunStatusChanged(2.0, "done", "20 rounds")])
     said = thinwire("runs", verb, run_id, "--home", home)
     assert (said.code, f"{run_id} has nothing to {verb}\nwhy:   it is done" in said.err) == (5, True), said.err
+    ways = (f"thinwire runs extend --home {home} {run_id} --rounds N", f"thinwire runs clone --home {home} {run_id}")
+    assert f"try:   more rounds: {ways[0]}; from the start: {ways[1]}" in said.err
     assert not store.commands.pending()
 
 

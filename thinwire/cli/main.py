@@ -29,6 +29,7 @@ NOUNS = {
     "aggregator": "aggregator.commands", "client": "client.commands", "runs": "runs.commands",
     "devices": "devices.commands", "privacy": "privacy", "plan": "plan", "task": "task", "codecs": "codecs",
 }  # fmt: skip
+ELSEWHERE = dict.fromkeys(("runs submit", "runs start", "runs new", "plan run", "plan submit"), "thinwire run PLAN")
 VERBS = {"demo": "demo.commands", "init": "plan", "run": "run", "sim": "sim"}
 
 
@@ -85,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "thinwire"
         what, why = refusal(error)
-        return _say(f"error: {what}", f"why:   {why}", f"try:   {where} --help", code=USAGE)
+        hint = ELSEWHERE.get(" ".join(words[:2]), f"{where} --help")
+        return _say(f"error: {what}", f"why:   {why}", f"try:   {hint}", code=USAGE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:  # click exits this way when the reader closes the pipe: thinwire runs list | head

@@ -138,7 +138,10 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
         row = self.run(run_id)
         if verb in ("pause", "resume") and (row.source == "sim" or row.status in (*ENDED, "preparing")):
             why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
-            raise Refused(f"{row.run_id} has nothing to {verb}", why=why, hint="thinwire runs list")
+            is_over = row.status in ENDED and row.source != "sim"
+            more = f"more rounds: thinwire runs extend {row.run_id} --rounds N"
+            more += f"; from the start: thinwire runs clone {row.run_id}"
+            raise Refused(f"{row.run_id} has nothing to {verb}", why, more if is_over else "thinwire runs list")
         if verb == "resume" and row.status != "paused":
             raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")
         return self.commands.add(verb if verb == "stop-after-round" else f"{verb}-run", row.run_id, who=who)

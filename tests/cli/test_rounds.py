@@ -99,7 +99,7 @@ def test_failures_stand_beside_their_round():
 
 def test_who_was_at_work_when_the_run_ended_is_not_said_to_have_failed():
     over = ClientFailed(T, 1, "pi-02", "assignment", "over", "no answer was taken before the run's end", 1.0)
-    _, lines = told(*round_events("toy-1", 1), over, RunStatusChanged(T, "done", "1 rounds"))
+    _, lines = told(*round_events("toy-1", 1), over, RunStatusChanged(T, "done", "1 round"))
     assert lines[0].endswith("waits for pi-02")
 
 

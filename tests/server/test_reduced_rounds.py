@@ -286,7 +286,7 @@ def test_a_second_sum_of_a_round_takes_no_more_space(tmp_path: Path, monkeypatch
     sections: dict[str, Any] = {"run": {"rounds": 1}, "cohort": {"late": "drop"}, "uplink": RAW, "server": server}
     made = Bench(tmp_path, [normed("a", 1e9), *three_honest(), normed("e")], layout=NORMED, **sections)
     row = made.drive()
-    assert (row.status, row.status_text) == ("done", "1 rounds")
+    assert (row.status, row.status_text) == ("done", "1 round")
     (closed,) = made.events(RoundClosed)
     assert [name.split("/")[1] for name in closed.capped] == ["a"], "it was summed again, with a bound"
     assert np.allclose(params(made), 1.0)
@@ -335,7 +335,7 @@ def test_a_long_reduction_keeps_no_device_from_a_run_that_has_used_more(
 
     site.on_event = on_event
     site.serve()
-    assert [site.store.run(run_id).status_text for run_id in (reduced, other)] == ["1 rounds", "3 rounds"]
+    assert [site.store.run(run_id).status_text for run_id in (reduced, other)] == ["1 round", "3 rounds"]
 
 
 def test_a_reduction_does_not_stop_the_other_runs(tmp_path: Path) -> None:

@@ -235,8 +235,8 @@ def warnings(run: PrivateRun) -> Iterator[str]:
     fits, most, rounds = run.rounds_in_budget(), run.noise.participations, run.plan.run.rounds
     if fits is not None and fits < most:
         yield (
-            f"[privacy] budget = {run.plan.privacy.budget:g} allows a client {fits} of {most} participations; "
-            "a run whose clients may not spend more ends with exit code 7"
+            f"[privacy] budget = {run.plan.privacy.budget:g} allows a client {fits} of "
+            f"{counted(most, 'participation')}; a run whose clients may not spend more ends with exit code 7"
         )
     spendable = min(most, most if fits is None else fits)
     apart = run.plan.privacy.min_separation
@@ -248,7 +248,7 @@ def warnings(run: PrivateRun) -> Iterator[str]:
     if run.online is not None and run.online * spendable < rounds * run.selected:
         yield (
             f"{counted(run.online, 'client')} with {counted(spendable, 'participation')} each are enough for "
-            f"{run.online * spendable // run.selected} of {rounds} rounds of {run.selected}"
+            f"{run.online * spendable // run.selected} of {counted(rounds, 'round')} of {run.selected}"
         )
 
 
@@ -288,10 +288,8 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     privacy, noise = run.plan.privacy, run.noise
     found = "given" if privacy.target_epsilon is None else f"found for target_epsilon = {privacy.target_epsilon:g}"
     about = "" if run.rate == 1 else "about "
-    yield (
-        "run",
-        f"{run.plan.run.rounds} rounds of {about}{counted(run.selected, 'client')}, {run.parameters} parameters",
-    )
+    clients, rounds = counted(run.selected, "client"), counted(run.plan.run.rounds, "round")
+    yield "run", f"{rounds} of {about}{clients}, {run.parameters} parameters"
     if run.rate < 1:
         said = f"each device is in a round with probability {run.rate:g} (Poisson); without that, epsilon would be "
         yield "sampling", f"{said}{rounded_up(run.unamplified())}"
@@ -318,7 +316,8 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     if privacy.mechanism == "tree":
         yield "tree", tree_text(run)
     if (fits := run.rounds_in_budget()) is not None:
-        yield "budget", f"{privacy.budget:g}, which {fits} of {noise.participations} rounds of one client fit"
+        of_one = f"{counted(noise.participations, 'round')} of one client"
+        yield "budget", f"{privacy.budget:g}, which {fits} of {of_one} fit"
     grid = f"{noise.scale:.0f} steps a clip"
     if privacy.mode == "distributed":
         grid += f", {noise.width} bits a value; the cost counts the noise of {run.honest} of {run.selected} clients"
@@ -335,10 +334,10 @@ def tree_text(run: PrivateRun) -> str:
     times, left = share_of_participation(run.plan), nodes_in_model(length, rounds)
     trees = f"a new tree every {length} rounds" if length < rounds else "one tree for all rounds"
     return (
-        f"{trees}. A participation costs as much as {counted(times, 'node')}. After {rounds} rounds the model has the "
-        f"noise of {counted(left, 'node')}: {z * math.sqrt(left):.3g} in multiples of clip / clients. If each round "
-        f"had noise of its own (leave mechanism out), it would be {z * math.sqrt(rounds / times):.3g} for the same "
-        "epsilon."
+        f"{trees}. A participation costs as much as {counted(times, 'node')}. After {counted(rounds, 'round')} the "
+        f"model has the noise of {counted(left, 'node')}: {z * math.sqrt(left):.3g} in multiples of clip / clients. "
+        f"If each round had noise of its own (leave mechanism out), it would be {z * math.sqrt(rounds / times):.3g} "
+        "for the same epsilon."
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, get_args
 from thinwire.aggregation import codecs
 from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import PlanError
-from thinwire.core.formatting import plain
+from thinwire.core.formatting import counted, plain
 from thinwire.core.plan import RunPlan
 from thinwire.core.secure_numbers import ROUNDING, check_numbers
 
@@ -170,7 +170,7 @@ def _min_cohort(assignment: _Assignment) -> Denied | None:
     if selected is None and isinstance(cohort.clients, int):
         selected = math.ceil(cohort.clients * (1 + cohort.over_select))
     if least is not None and selected is not None and selected < least:
-        return Denied("min_cohort", f"a round selects {selected} clients, the fewest here are {least}")
+        return Denied("min_cohort", f"a round selects {counted(selected, 'client')}, the fewest here are {least}")
     return None
 
 

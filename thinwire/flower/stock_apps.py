@@ -27,7 +27,7 @@ from thinwire.aggregation.plan_codecs import codec_of
 from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients, UsageError
 from thinwire.core.events import ModelStored
 from thinwire.core.fleet import Delivery
-from thinwire.core.formatting import capped_text
+from thinwire.core.formatting import capped_text, counted
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import read_json
@@ -147,7 +147,8 @@ class StockRun:
         self._max_header = limit_of(self.plan, layout).header_bytes
         for number in range(1, self.plan.run.rounds + 1):
             stored = self._round(number, self._nodes(nodes), versions, stored)
-        print(f"thinwire: done, {self.plan.run.rounds} rounds, {self.payload_bytes} bytes of frames", flush=True)
+        made = counted(self.plan.run.rounds, "round")
+        print(f"thinwire: done, {made}, {self.payload_bytes} bytes of frames", flush=True)
 
     def export(self, path: Path) -> None:
         """Write the model as safetensors."""

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.core.errors import PlanError, ThinwireError
+from thinwire.core.formatting import counted
 from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import (
     SecureTerms,
@@ -206,7 +207,7 @@ class SecureRound:
         try:
             self.graph = self.terms.graph_of(count)
         except PlanError as error:
-            raise TooFew(f"{count} clients advertised keys", why=error.why) from None
+            raise TooFew(f"{counted(count, 'client')} advertised keys", why=error.why) from None
         self._require(count, "advertised keys")
         raw = Roster(self._roster).write()
         self._context1 = context_of_roster(self._context0, raw)
@@ -382,4 +383,4 @@ class SecureRound:
 
     def _require(self, found: int, did: str) -> None:
         if found < (least := self.terms.least(self.graph)):
-            raise TooFew(f"{found} clients {did}", why=f"the sum needs {least}")
+            raise TooFew(f"{counted(found, 'client')} {did}", why=f"the sum needs {least}")

@@ -77,7 +77,7 @@ def protection(run: RunRow, selected: Collection[int]) -> Protection | None:
     try:
         graph = graph_of_plan(secure, fewest, run.plan["run"]["rounds"])
     except PlanError as error:  # no k-regular graph, which the plan demands, has so few clients
-        return Protection(f"A round of {fewest} clients has no sum: {error.what}.", 0, ())
+        return Protection(f"A round of {counted(fewest, 'client')} has no sum: {error.what}.", 0, ())
     noised = dict(run.plan.get("privacy") or {}).get("mode") == "distributed"
     least = max(graph.least, fewest_survivors(secure, fewest, noised))
     said = f"{protects(secure, fewest)}; a sum holds at least {least} clients"
@@ -160,8 +160,8 @@ def few_visits(plan: RunPlan) -> str:
     if visits >= MIN_VISITS or walk.windows == 1:
         return ""
     return (
-        f"each coordinate is sent {visits} times in {plan.run.rounds} rounds, fewer than {MIN_VISITS}: "
-        f"[run] rounds = {MIN_VISITS * walk.windows}, or more [secure] support"
+        f"each coordinate is sent {counted(visits, 'time')} in {counted(plan.run.rounds, 'round')}, fewer than "
+        f"{MIN_VISITS}: [run] rounds = {MIN_VISITS * walk.windows}, or more [secure] support"
     )
 
 

@@ -20,7 +20,7 @@ from thinwire.compression import parse
 from thinwire.core.errors import BadPayload, TooFewClients
 from thinwire.core.events import RunNoted
 from thinwire.core.fleet import ClientDisconnected, Envelope
-from thinwire.core.formatting import Reason
+from thinwire.core.formatting import Reason, counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
@@ -124,7 +124,7 @@ def _wait(running: RunContext, waited_s: float) -> float:
     began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
     first, most, revoked, says = running.past.first, _most(running), running.revoked(), running.presence.said
     if len(failed := first.for_good(most)) >= ENOUGH:
-        why = f"{len(failed)} devices failed for good, the last of them {_named(failed)}"
+        why = f"{counted(len(failed), 'device')} failed for good, the last of them {_named(failed)}"
         raise TooFewClients("no device gave the first model", why=why, hint=HINT)
     passing = first.may_pass(began, most, says) - revoked
     said = {device: why for device, why in first.reasons(says).items() if device not in revoked}

@@ -17,7 +17,7 @@ from functools import partial
 
 from thinwire.core.events import ClientSelected, Evaluated, Event, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Envelope
-from thinwire.core.formatting import Reason
+from thinwire.core.formatting import Reason, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, SecureWork, assignment_id_of
 from thinwire.server.aggregator import RoundAggregator, WeightCaps, largest_norm
@@ -227,7 +227,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
     for device, assignments in running.outstanding().items():
         for selected in assignments:
             if (rounds := number - selected.round) > plan.cohort.max_staleness + mode.delay:
-                running.lose(device, "stale", f"no answer for {rounds} rounds", selected.assignment_id)
+                running.lose(device, "stale", f"no answer for {counted(rounds, 'round')}", selected.assignment_id)
     cohort = mode.select(running, number)
     min_updates = mode.min_updates(cohort.wanted)
     if not mode.may_open(running, cohort, min_updates):

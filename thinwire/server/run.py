@@ -14,6 +14,7 @@ from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients, TooLittleSpace
 from thinwire.core.events import ENDED, Event, RoundOpened
 from thinwire.core.fleet import ClientDisconnected, Fleet
+from thinwire.core.formatting import counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Failure, ReplyHeader, evaluation_id_of
@@ -115,7 +116,7 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
             return
         if past.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
-                f"{past.too_few_in_a_row} rounds in a row had too few replies",
+                f"{counted(past.too_few_in_a_row, 'round')} in a row had too few replies",
                 why=f"the plan allows {plan.cohort.retry_limit}",
                 hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
             )
@@ -253,7 +254,7 @@ def _take_turn(running: RunContext) -> None:
 
 def _wait_while(running: RunContext, paused: Paused) -> None:
     """Open no round until a person lets the run go on or stops it; replies are kept for the next round."""
-    made = f"{running.past.steps_made} of {running.plan.run.rounds} rounds"
+    made = f"{running.past.steps_made} of {counted(running.plan.run.rounds, 'round')}"
     running.pause()
     while (more := paused()) is not None and not running.stop_ordered():
         running.status("paused", f"paused by a person after {made}{more}")
@@ -268,7 +269,8 @@ def _wait_for_busy(running: RunContext) -> None:
     again.
     """
     past = running.past
-    running.status("running", f"waiting for {len(past.ledger.busy)} devices that are busy with earlier rounds")
+    busy = len(past.ledger.busy)
+    running.status("running", f"waiting for {counted(busy, 'device')} still busy with earlier rounds")
     listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
     if waited > past.ledger.deadline_s * (running.plan.cohort.max_staleness + 1):

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
+from thinwire.core.formatting import counted
 from thinwire.core.plan import digest_of
 from thinwire.core.statedir import AggregatorHome, Held, dead_owner, lock_file
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
@@ -35,7 +36,8 @@ def end(running: RunContext) -> None:
     """Evaluate the last model and record the run's end; if the service closes meanwhile, the next start does it."""
     plan, past = running.plan, running.past
     if running.stopped == "run":
-        close(running, "stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
+        after = f"{past.steps_made} of {counted(plan.run.rounds, 'round')}"
+        close(running, "stopped", f"stopped by a person after {after}", 10)
         return
     last = past.version not in past.scores.evaluated and running.mode.evaluates_alone
     if running.stopped != "service" and plan.run.evaluate == "clients" and last:
@@ -43,7 +45,7 @@ def end(running: RunContext) -> None:
     if running.stopped == "service":
         return
     require_metrics(running, over=True)
-    said = f"{past.steps_made} rounds"
+    said = counted(past.steps_made, "round")
     if target := plan.run.target:
         version = past.scores.reached
         how = "did not reach" if version is None else "reached"
@@ -53,9 +55,8 @@ def end(running: RunContext) -> None:
     if past.scores.lost_patience(plan.run.patience) and past.steps_made < plan.run.rounds:
         best = past.scores.best
         found = f", version {best.version} stays the best" if best else ""
-        said += (
-            f" of {plan.run.rounds}, because {plan.run.patience} evaluations brought no better {plan.run.metric}{found}"
-        )
+        why = f"{counted(plan.run.patience or 0, 'evaluation')} brought no better {plan.run.metric}"
+        said += f" of {plan.run.rounds}, because {why}{found}"
     close(running, "done", said)
 
 
@@ -154,7 +155,7 @@ def _evaluate_last(running: RunContext) -> None:
     could = {*answered, *running.eligibility.able()}
     able = sorted(evaluators(running.plan, running.past.rounds_opened + 1, could) - answered)
     assignments = {device: evaluation_id_of(running.run_id, version, device) for device in able}
-    running.status("running", f"measuring the last model on {len(assignments) + len(headers)} devices")
+    running.status("running", f"measuring the last model on {counted(len(assignments) + len(headers), 'device')}")
     running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])
     until, open_assignments, assigned = running.elapsed + deadline, dict(assignments), len(assignments) + len(headers)
     while open_assignments and running.elapsed < until and not running.stop_ordered():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.core.formatting import duration, figure
+from thinwire.core.formatting import counted, duration, figure
 from thinwire.reports import secure_rounds
 from thinwire.store import RoundRow, RunRow, UpdateRow
 from thinwire.store.round_explanation import downtime_text, unanswered
@@ -63,7 +63,8 @@ def _running(run: RunRow, open_round: RoundRow | None) -> str:
     if open_round.hides_sample:
         return _stop(f"{step} ends at its deadline of {duration(open_round.deadline_s)}; {quality}")
     selected = len(open_round.selected)
-    return _stop(f"{step}: {open_round.answered} of {selected} devices have answered{_failed(open_round)}; {quality}")
+    came = f"{open_round.answered} of {counted(selected, 'device')} {'has' if selected == 1 else 'have'} answered"
+    return _stop(f"{step}: {came}{_failed(open_round)}; {quality}")
 
 
 def buffered(run: RunRow) -> bool:
@@ -101,7 +102,7 @@ def open_round(
     holds = sum(one.outcome == "accepted" or one.aggregated_round == round_.round for one in (*own, *earlier))
     work = sum(one.outcome == "selected" for one in (*own, *earlier))
     at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
-    holding = f"its buffer holds {holds} of {round_.target_updates} updates, and {at_work}"
+    holding = f"its buffer holds {holds} of {counted(round_.target_updates, 'update')}, and {at_work}"
     return f"Round {round_.round} is open: {holding}{_downtime(round_)}."
 
 
@@ -127,9 +128,9 @@ def closing(round_: RoundRow, least: int = 0) -> str:
         "": "",
         "all": "everybody selected has answered",
         "enough": _enough(round_, silent),
-        "deadline": f"the deadline passed: {silent} of {selected} devices had not answered",
+        "deadline": f"the deadline passed: {silent} of {counted(selected, 'device')} had not answered",
         "too-few": f"{_too_few(round_, least)}; the model stays as it was",
-        "buffer": f"the buffer was full: {len(round_.aggregated)} updates",
+        "buffer": f"the buffer was full: {counted(len(round_.aggregated), 'update')}",
         "stopped": "a person stopped the run",
         "aborted": f"there is no sum{_detail(round_)}; the model stays as it was",
     }

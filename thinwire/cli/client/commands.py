@@ -324,7 +324,8 @@ def demanded(found: dict[str, Any]) -> str:
     """
     words = [f"{key} = {value}" for key, value in found.items() if key in SECURE_KEYS]
     words += [f"{key} not valid: {found[key]}" for key in ("policy", "roster") if key in found]
-    return ", ".join([*words, *([f"a pinned roster of {found['pinned']} devices"] if "pinned" in found else [])])
+    words += [f"a pinned roster of {formatting.counted(found['pinned'], 'device')}"] if "pinned" in found else []
+    return ", ".join(words)
 
 
 def pending(folder: Path) -> int:

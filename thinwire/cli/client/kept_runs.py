@@ -128,6 +128,7 @@ def _kept(folder: Path, called: str, run_id: str, home: Path | None) -> KeptRun:
     """Return the run of this id, or of which it is the unique beginning; `NotFound` without one."""
     from thinwire.client.personal_files import kept_runs
     from thinwire.core.errors import NotFound
+    from thinwire.core.formatting import counted
 
     there = {one.run: one for one in kept_runs(folder)}
     found = [there[run_id]] if run_id in there else [one for run, one in there.items() if run.startswith(run_id)]
@@ -136,7 +137,7 @@ def _kept(folder: Path, called: str, run_id: str, home: Path | None) -> KeptRun:
     several = ", ".join(sorted(one.run for one in found)[:5])
     raise NotFound(
         f"{called} keeps no run {run_id!r}" if not found else f"several runs begin with {run_id!r}",
-        why=several or f"it keeps {len(there)} runs, and none has this id",
+        why=several or f"it keeps {counted(len(there), 'run')}, and none has this id",
         hint=again(f"client runs list --name {called}", home),
     )
 

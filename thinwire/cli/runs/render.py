@@ -116,25 +116,26 @@ def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
     )
     for device in sorted({device for device, _ in of}):
         named = ", ".join(f"{name} after {of[device, name]}" for name in sorted(n for d, n in of if d == device))
-        yield f"{device}: clipped {named} of {len(rounds)} rounds"
+        yield f"{device}: clipped {named} of {formatting.counted(len(rounds), 'round')}"
     if ignored := sum(r.ignored for r in rounds):
-        yield f"{ignored} metrics were ignored: fewer than half of a round's updates carried them"
+        said = "metric was" if ignored == 1 else "metrics were"
+        yield f"{ignored} {said} ignored: fewer than half of a round's updates carried them"
 
 
 def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterator[str]:
     """Yield a sentence for each client whose weights were capped by the plan, and each that a reduction chose."""
     from thinwire.core.formatting import CAPPED, CHOSEN
 
-    capped, chosen = dict[str, list[str]](), Counter[str]()
+    capped, chosen, of = dict[str, list[str]](), Counter[str](), formatting.counted(len(rounds), "round")
     for update in updates:
         chosen[update.device] += update.weight_reason.startswith(CHOSEN)
         if said := update.weight_reason.partition(f"{CAPPED}: ")[2]:
             capped.setdefault(update.device, []).append(said)
     for device, reasons in sorted(capped.items()):
-        yield f"{device}: {CAPPED} in {len(reasons)} of {len(rounds)} rounds, lastly {reasons[-1]}"
+        yield f"{device}: {CAPPED} in {len(reasons)} of {of}, lastly {reasons[-1]}"
     for device, often in sorted(chosen.items()):
         if often:
-            yield f"{device}: {CHOSEN} in {often} of {len(rounds)} rounds"
+            yield f"{device}: {CHOSEN} in {often} of {of}"
 
 
 def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:

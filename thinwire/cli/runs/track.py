@@ -115,6 +115,7 @@ def opener(to: str, place: str) -> Callable[[RunRow], Tracker]:
 def follow(store: Store, run_id: str, connect: Callable[[], Tracker], sleep: Callable[[float], None]) -> Iterator[str]:
     """Copy rounds until the run is over and the tracker has all of them; yield what a person should know."""
     from thinwire.core.events import ENDED
+    from thinwire.core.formatting import counted
 
     tracker: Tracker | None = None
     done, wait_s = 0, POLL_S
@@ -131,7 +132,7 @@ def follow(store: Store, run_id: str, connect: Callable[[], Tracker], sleep: Cal
                 done, wait_s = row.round, POLL_S
             if run.status in ENDED:
                 tracker.end(run)
-                yield f"{done} rounds copied, {run.status}"
+                yield f"{counted(done, 'round')} copied, {run.status}"
                 return
         except Exception as error:  # whatever the tracker's package raises
             tracker, wait_s = None, min(2 * wait_s, LONGEST_S)

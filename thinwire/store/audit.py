@@ -116,14 +116,8 @@ class AuditLog:
 
         The command to revoke a device is left out, because the action is there, and so are holdout evaluations.
         """
-        actions = select(
-            Action.c.at,
-            Action.c.who,
-            Action.c.what,
-            Action.c.device.label("about"),
-            Action.c.detail,
-            Action.c.id.label("number"),
-        )
+        of = Action.c
+        actions = select(of.at, of.who, of.what, of.device.label("about"), of.detail, of.id.label("number"))
         empty, number = literal("").label("detail"), Command.c.id.label("number")
         orders = select(
             Command.c.at, Command.c.who, Command.c.kind.label("what"), Command.c.run_id.label("about"), empty, number

@@ -286,15 +286,9 @@ class RunQueries:
     def devices(self, names: Sequence[str] | None = None) -> list[DeviceInfo]:
         """Return all devices by name, or those with these names."""
         wanted = select(*Device.c).order_by(Device.c.name)
-        columns = (
-            Client.c.device,
-            Client.c.arrived,
-            Client.c.payload_up,
-            Client.c.last_outcome,
-            Run.c.run_id,
-            Run.c.status,
-        )
-        parts = select(*columns).join(Run, (Run.c.run_id == Client.c.run_id) & (Run.c.source == "devices"))
+        own, of = Client.c, Run.c
+        columns = (own.device, own.arrived, own.payload_up, own.last_outcome, of.run_id, of.status)
+        parts = select(*columns).join(Run, (of.run_id == own.run_id) & (of.source == "devices"))
         if names is not None:
             wanted, parts = wanted.where(Device.c.name.in_(names)), parts.where(Client.c.device.in_(names))
         with self._database.reading() as connection:
@@ -326,19 +320,12 @@ class RunQueries:
 
     def aggregated_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """Return (run, rounds) for a device's aggregated updates, which stay in the model when it is revoked."""
-        aggregated = (
-            Update.c.outcome.in_(("aggregated", "aggregated-late"))
-            & Update.c.aggregated_round.is_not(None)
-            & (Run.c.source == "devices")
-        )
-        wanted = select(Run.c.run_id, Update.c.aggregated_round).join(Run, Run.c.run_id == Update.c.run_id)
-        ordered = (
-            wanted.where(Update.c.device == device, aggregated)
-            .order_by(Run.c.number, Update.c.aggregated_round)
-            .distinct()
-        )
+        own, of = Update.c, Run.c
+        aggregated = own.outcome.in_(("aggregated", "aggregated-late")) & own.aggregated_round.is_not(None)
+        wanted = select(of.run_id, own.aggregated_round, of.number).join(Run, of.run_id == own.run_id)
+        mine = wanted.where(own.device == device, aggregated, of.source == "devices").distinct()
         with self._database.reading() as connection:
-            found = connection.execute(ordered.add_columns(Run.c.number)).all()
+            found = connection.execute(mine.order_by(of.number, own.aggregated_round)).all()
         rounds: dict[str, list[int]] = {}
         for run_id, number, _ in found:
             rounds.setdefault(run_id, []).append(int(number or 0))

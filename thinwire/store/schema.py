@@ -86,7 +86,7 @@ def _make(connection: Connection) -> None:
 def _add_indexes(connection: Connection) -> None:
     """Create the indexes that the database lacks: they change only how fast a query is, so they need no revision."""
     found = set(connection.scalars(text(INDEXES[connection.dialect.name])))
-    for table in Base.metadata.sorted_tables:
+    for table in METADATA.sorted_tables:
         for index in table.indexes:
             if index.name not in found:
                 connection.execute(CreateIndex(index))

@@ -43,7 +43,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     "torch", "numpy", "pydantic", "cryptography.x509", "cryptography.hazmat.primitives.serialization.pkcs12", "typer",
-    "rich.console", "rich.table", "rich.progress", "sqlalchemy.orm", "sqlalchemy.dialects.sqlite", "alembic.command",
+    "rich.console", "rich.table", "rich.progress", "sqlalchemy.dialects.sqlite", "alembic.command",
     "fastapi", "uvicorn", "starlette", "zstandard", "safetensors.numpy", "sklearn.datasets",
     "thinwire.cli.main", "thinwire.core", "thinwire.store", "thinwire.aggregation", "thinwire.server.service",
     "thinwire.client.agent", "thinwire.client.train.worker", "thinwire.privacy", "thinwire.reports",

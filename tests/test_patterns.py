@@ -35,7 +35,11 @@ OWN = {
     ("compression/spec.py", "search"): "examples of installed codecs, for a name that is registered",
     **{
         ("web/bundle.py", name): "modules of the dashboard, which are the package's own"
-        for name in ("_COMMENT", "_IMPORT", "_AGAIN", "_DECLARED", "_DEFAULT", "_LISTED", "search", "sub")
+        for name in ("_IMPORT", "_AGAIN", "_DECLARED", "_DEFAULT", "_LISTED", "search", "sub")
+    },
+    **{
+        ("web/comments.py", name): "scripts and styles of the dashboard, which are the package's own"
+        for name in ("STRING", "TEMPLATE", "REGEX", "STYLE")
     },
 }
 

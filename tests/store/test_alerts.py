@@ -69,10 +69,24 @@ def test_the_first_person_who_acknowledges_counts(store: Store):
         store.alerts.acknowledge(7, "ann")
 
 
-def test_old_closed_alerts_go_and_open_ones_stay(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_old_closed_alerts_go_once_their_message_is_sent_and_open_ones_stay(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("thinwire.store.alerts.MOST_CLOSED", 3)
     store.alerts.update([QUIET])
+
+    def send() -> None:
+        while due := store.alerts.due():
+            for row in due:
+                assert row.due is not None
+                store.alerts.sent(row, row.due)
+
     for _ in range(6):
+        clock.advance(1)
         store.alerts.update([QUIET, DISK])
         store.alerts.update([QUIET])
-    assert [one.kind for one in store.alerts.all()] == ["disk"] * 3 + ["no-progress"]
+        send()
+    store.alerts.update([QUIET, DISK])
+    assert [one.kind for one in store.alerts.all()] == ["disk"] * 4 + ["no-progress"]
+    store.alerts.update([DISK])
+    assert [(one.kind, one.due) for one in store.alerts.due()] == [("no-progress", "closed"), ("disk", "opened")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 
-COLLECTED_AFTER = 50_000  # new objects; Python's 700 has the collector walk what imports made again and again
+COLLECTED_AFTER = 50_000  # new objects; with Python's default the collector walks the imported modules many times
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ KEEPALIVE = (
     ("TCP_USER_TIMEOUT", 60_000),  # milliseconds
 )
 
-UNSENT_BYTES = 128 * 2**10  # in the system's buffer: what was sent by mistake or in vain is little
+UNSENT_BYTES = 128 * 2**10  # at most, in the kernel: a transfer that is cut or cancelled ends soon
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python names it from 3.12 on
 
 MOST_PORT = 65535

@@ -79,7 +79,7 @@ def as_error(refused: Sequence[Refusal], noun: str = "the plan") -> PlanError:
 
 
 def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:
-    """Return all contradictions of a plan, in the order of its sections."""
+    """Return all contradictions of a plan, in the order of the rules below."""
     rules = [
         *_work(plan),
         *codec_rules(plan, codecs),
@@ -204,16 +204,16 @@ def _buffered(plan: Sections) -> list[Rule]:
              "a round waits for no device, so it selects none in excess", "leave over_select out"),
             (cohort.late == "drop", '[cohort] late = "drop"',
              "most replies arrive after the buffer in which their assignments began",
-             "[cohort] max_staleness bounds how late an answer may be"),
+             "[cohort] max_staleness bounds how stale an update may be"),
             (cohort.min_updates > max(1, cohort.buffer), f"[cohort] min_updates = {cohort.min_updates:g}",
              f"a buffer is full with {cohort.buffer}", f"[cohort] min_updates = {cohort.buffer}, or a share"),
-            ef21_rule(plan, "its sum is of all devices, and a buffer is the mean of those that stand in it"),
+            ef21_rule(plan, "its sum is of all devices, and a buffer is the mean of the updates in it"),
             secure_rule(
-                plan, "masks cancel out in a cohort that is known before, and nobody knows who will stand in a buffer",
+                plan, "masks cancel out in a cohort that is known in advance; a buffer takes what comes first",
                 sync),
             privacy_rule(
                 plan,
-                "what a run spends is counted for cohorts that are drawn, and here the quicker devices are in more "
+                "what a run spends is counted for cohorts that are sampled, and here the quicker devices are in more "
                 "often", sync),
         ]),
     ]  # fmt: skip

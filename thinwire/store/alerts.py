@@ -117,9 +117,9 @@ class Alerts:
             if over:
                 changed = {"closed_at": now, "due_at": now}
                 connection.execute(update(Alert).where(Alert.c.id.in_(over)).values(changed))
-            closed = select(Alert.c.id).where(Alert.c.closed_at.is_not(None)).order_by(Alert.c.id.desc())
-            oldest = closed.offset(MOST_CLOSED - 1).limit(1).scalar_subquery()
-            connection.execute(delete(Alert).where(Alert.c.closed_at.is_not(None), Alert.c.id < oldest))
+            told = select(Alert.c.closed_at).where(Alert.c.closing_sent_at.is_not(None))
+            oldest = told.order_by(Alert.c.closed_at.desc()).offset(MOST_CLOSED - 1).limit(1).scalar_subquery()
+            connection.execute(delete(Alert).where(Alert.c.closing_sent_at.is_not(None), Alert.c.closed_at < oldest))
 
     def open(self) -> list[AlertRow]:
         """Return the open alerts, oldest first."""

@@ -6,7 +6,7 @@ import difflib
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import RowMapping, bindparam, case, func, select
 
@@ -31,8 +31,6 @@ from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.run_list import ALL, ClientKey, RunFilter, SortKey, clients_in_order, counts_of, ids_of, in_order
 from thinwire.store.tables import Checkpoint, Client, Device, Measure, Round, RoundPhase, Run, Update
 from thinwire.store.work_queue import run_row
-
-Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)
 
 
 class RunQueries:
@@ -103,9 +101,8 @@ class RunQueries:
             wanted = wanted.where(numbers >= first)
         if last is not None:
             wanted = wanted.where(numbers <= last)
-        found = sorted(
-            self._database.rows(wanted.limit(limit)), key=lambda row: int(row["round"])
-        )  # each by its own index
+        found = self._database.rows(wanted.limit(limit))
+        found.sort(key=lambda row: int(row["round"]))  # with ORDER BY, SQLite would not use the index of `changed`
         return [RoundRow(**row) for row in found]
 
     def rounds_of(self, run_id: str, numbers: Collection[int]) -> list[RoundRow]:
@@ -137,8 +134,8 @@ class RunQueries:
     def points(self, run_id: str, most: int) -> list[PointRow]:
         """Return the measured rounds of a run as points of its curves: every one, or every 2nd, 4th, 8th of them.
 
-        At most `most`, the first and the newest are returned. Invariant: no more rows are read than are returned, and
-        the points stay as they are until their number is halved.
+        At most `most` + 1 are returned, with the first and the newest. Invariant: no more rows are read than are
+        returned, and the points stay as they are until their number is halved.
         """
         newest = select(func.max(Round.c.point)).where(Round.c.run_id == run_id)
         with self._database.reading() as connection:

@@ -1,7 +1,7 @@
 """The tables: the append-only journal of runs, the read tables that follow from it, and those of devices and users.
 
-`runs`, `rounds`, `phases`, `updates` and `clients` are projections of the journal (store/projection.py). Sums of bytes
-are stored in them and never added up on reading.
+`runs`, `rounds`, `phases`, `updates` and `clients` are projections of the journal (store/projection.py). The sums
+of a run and of a round are stored in them, and not added up on reading.
 
 Invariant: a projection is written in the transaction that appends its events, so at every commit it agrees with the
 journal.

@@ -32,7 +32,7 @@ SHOWN = 5  # unable devices that a waiting sentence names
 class Cohort:
     """Holds the clients selected for a round, in the order of their assignments, and a reason for every other device.
 
-    `target` replies are enough. `[cohort] min_updates` may be a share of the `wanted` ones. `able` counts the devices
+    `target` updates are enough. `[cohort] min_updates` may be a share of the `wanted` ones. `able` counts the devices
     that could take part. Clients in `later` are selected too, and get their assignment once a concurrency slot is free.
     `sampling` says how clients were selected if their weights differed.
     """
@@ -160,7 +160,7 @@ def missing(
         there = counted(len(able), "device")
         own = needs == min_updates_of(plan.cohort.min_updates, assignments)
         rule = f"[cohort] min_updates = {needs}" if own else f'[server] reduce = "{plan.server.reduce}" needs {needs}'
-        lacks = f"of {there} a round selects {assignments}, and {rule}: more have to come or to be free"
+        lacks = f"of {there} a round selects {assignments}, and {rule}: more devices have to connect, or to be free"
         return f"waiting: {lacks}{noted}"
     if plan.secure.enabled:
         try:
@@ -179,7 +179,7 @@ def fewest_to_begin(plan: RunPlan) -> int:
     3
     """
     wait_for, names = plan.cohort.wait_for, [str(number) for number in range(MOST_TRIED)]
-    counts = range(wait_for, MOST_TRIED) if isinstance(wait_for, int) else range(0)
+    counts = range(max(wait_for, fewest_devices(plan)), MOST_TRIED + 1) if isinstance(wait_for, int) else range(0)
     return next((count for count in counts if missing(plan, names[:count], {}) is None), 0)
 
 

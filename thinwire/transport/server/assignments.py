@@ -28,7 +28,7 @@ from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import DeviceConnection, Presence
 
 MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
-PIECE_BYTES = 2**18  # read and sent in one step: what a cancelled download still sends
+PIECE_BYTES = 2**18  # read and sent in one step: a cancelled download ends after the piece on its way
 SPREAD = 1.1  # a device varies the wait that it was given by up to a tenth
 
 

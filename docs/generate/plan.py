@@ -1,30 +1,23 @@
-"""docs/reference/plan.md: every key with its type, default and meaning, and what of it this version refuses."""
+"""docs/reference/plan.md: every key with its type, default and meaning."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, get_args, get_origin
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from docs.generate.table import table
-from thinwire.aggregation.reductions import reduction_of
 from thinwire.client.train.protocol import CARRIED, THINWIRE
-from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_rules import refusals
-
-Refused = Callable[[str, Any], str]
 
 
 def plan_page() -> str:
     schema = RunPlan.model_json_schema()
     said = (
         "A plan is a TOML file. `[run] task` and `[local] lr` are needed; everything else has a default. "
-        "`thinwire plan check PLAN` says what is wrong with one, `thinwire plan keys` prints this list. Keys that a "
-        "later version honours are in the format already; a value that this version cannot honour is refused, never "
-        "ignored."
+        "`thinwire plan check PLAN` says what is wrong with one, `thinwire plan keys` prints this list. "
+        "No key is ignored: one that is unknown, or a value that is not among those here, is refused."
     )
     text = ["# The plan", said]
     for name, field in RunPlan.model_fields.items():
@@ -32,7 +25,7 @@ def plan_page() -> str:
             continue
         section: Any = field.annotation
         text.append(f"## [{name}]\n\n{inspect.getdoc(section)}")
-        rows = list(keys(section, schema, partial(_refused, name)))
+        rows = list(keys(section, schema))
         text.append(table(("key", "value", "default", "meaning"), rows))
         if name == "local":
             text.append(_own_functions())
@@ -63,8 +56,8 @@ def _own_functions() -> str:
     return said + "\n\n" + table(("key", "without either", "with `optimizer()`", "with `train()`"), rows)
 
 
-def keys(model: Any, schema: Mapping[str, Any], refused: Refused) -> Iterator[tuple[str, ...]]:
-    """The rows of a table's keys; `refused` says what of a key's values is not built."""
+def keys(model: Any, schema: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The rows of a table's keys."""
     properties = schema["$defs"][model.__name__]["properties"]
     for name, field in model.model_fields.items():
         if (inner := _inner(properties[name], schema)) is not None:
@@ -74,7 +67,7 @@ def keys(model: Any, schema: Mapping[str, Any], refused: Refused) -> Iterator[tu
                 f"`{name}`",
                 table,
                 "none" if field.default is None else "",
-                _sentence(words, refused(name, field)),
+                words.rstrip("."),
             )
             for key, value in schema["$defs"][inner]["properties"].items():
                 needed = key in schema["$defs"][inner].get("required", [])
@@ -82,7 +75,7 @@ def keys(model: Any, schema: Mapping[str, Any], refused: Refused) -> Iterator[tu
                 yield f"`{name}.{key}`", _type(value), shown, value.get("description", "")
             continue
         default = "needed" if field.is_required() else _toml(field.default)
-        yield f"`{name}`", _type(properties[name]), default, _sentence(field.description, refused(name, field))
+        yield f"`{name}`", _type(properties[name]), default, (field.description or "").rstrip(".")
 
 
 def _inner(value: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
@@ -116,71 +109,3 @@ def _type(value: Mapping[str, Any]) -> str:
     limits = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "under"}
     said = [f"{limits[key]} {value[key]}" for key in limits if key in value and abs(value[key]) < 2**31]
     return ", ".join([words[str(value["type"])], *said])
-
-
-def _sentence(description: str | None, refused: str) -> str:
-    return "; ".join(part.rstrip(".") for part in (description, refused) if part)
-
-
-class _AnyCodec:
-    """A book that knows every codec: only what this version does not have is looked for."""
-
-    def parse(self, spec: str) -> Any: ...
-    def feedback_of(self, uplink: Any) -> str:
-        return "classic"
-
-    def require_contraction(self, spec: str, feedback: str) -> None: ...
-    def require_alone(self, spec: str) -> None: ...
-    def require_downlink(self, spec: str) -> None: ...
-    def require_optimizer(self, server: Any) -> None: ...
-    def require_uplink(self, uplink: Any) -> None: ...
-    def require_fixed_size(self, spec: str) -> None: ...
-    def require_ladder(self, uplink: Any) -> None: ...
-    def leaves_zeros(self, spec: str) -> bool:
-        return False
-
-    def reduction_of(self, spec: str) -> Any:
-        return reduction_of("median")
-
-
-def _refused(place: str, name: str, field: Any) -> str:
-    """What of a key's values `core/plan_schema.py` refuses, found by trying some."""
-    tried = {
-        _toml(value): _unbuilt(place, name, value) for value in _samples(field.annotation) if value != field.default
-    }
-    known = [found for found in tried.values() if found is not None]
-    if not any(known):
-        return ""
-    if all(known):
-        return "**only the default in this version**"
-    return "not in this version: " + ", ".join(shown for shown, found in tried.items() if found)
-
-
-def _samples(annotation: Any) -> list[Any]:
-    """Some values of a type, wrong ones among them."""
-    options = get_args(annotation) or (annotation,)
-    values: list[Any] = [option for option in options if isinstance(option, str)]
-    values += [
-        [_samples(inner)[0]]
-        for option in (annotation, *options)
-        if get_origin(option) is list
-        for inner in get_args(option)
-    ]
-    plain: dict[str, Any] = {"bool": True, "int": 7, "float": 0.25}
-    values += [some for word, some in plain.items() if word in str(annotation)]
-    values += ["device", "x"] if annotation is str else []
-    for option in options:
-        if inspect.isclass(option) and hasattr(option, "model_fields"):
-            values.append({key: _samples(inner.annotation)[0] for key, inner in option.model_fields.items()})
-        values += [v for v in get_args(option) if isinstance(v, str)]
-    return values
-
-
-def _unbuilt(place: str, name: str, value: Any) -> bool | None:
-    raw: dict[str, dict[str, Any]] = {"run": {"task": "t"}, "local": {"lr": 1.0}}
-    raw.setdefault(place, {})[name] = value
-    try:
-        plan = RunPlan.from_json(raw)
-    except PlanError:
-        return None
-    return any("does not have it yet" in refusal.why for refusal in refusals(plan, _AnyCodec(), {}))

@@ -16,7 +16,7 @@ def policy_page() -> str:
         "`thinwire client start --policy FILE` names. A key that is not in this list is refused at the start. "
         "How to use it: [a device's policy](../how/device-policy.md)."
     )
-    rows = list(keys(Policy, ClientFile.model_json_schema(), lambda key, field: ""))
+    rows = list(keys(Policy, ClientFile.model_json_schema()))
     return "\n\n".join(
         ["# A device's policy", said, f"## [policy]\n\n{inspect.getdoc(Policy)}",
          table(("key", "value", "default", "meaning"), rows)]
@@ -32,5 +32,5 @@ def aggregator_page() -> str:
     )
     own = AggregatorFile.model_json_schema()
     schema = {"$defs": {**own.pop("$defs", {}), AggregatorFile.__name__: own}}
-    rows = list(keys(AggregatorFile, schema, lambda key, field: ""))
+    rows = list(keys(AggregatorFile, schema))
     return "\n\n".join(["# The aggregator's settings", said, table(("key", "value", "default", "meaning"), rows)])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,33 +97,7 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
         *_unused(plan),
         *_deadline(plan, measured),
     ]
-    return [*unbuilt(plan), *(Refusal(what, why, hint) for when, what, why, hint in rules if when)]
-
-
-UNBUILT = {
-    "run": ("eval_cohort",),
-}  # fmt: skip
-
-
-def unbuilt(plan: Sections) -> Iterator[Refusal]:
-    """Yield a refusal for each key that this version does not support."""
-    for section, keys in UNBUILT.items():
-        given = getattr(plan, section)
-        for key in keys:
-            default = type(given).model_fields[key].get_default(call_default_factory=True)
-            if getattr(given, key) != default:
-                yield _refused(section, key, getattr(given, key), default)
-
-
-def _refused(section: str, key: str, value: object, default: object) -> Refusal:
-    plain = isinstance(default, (str, int, float)) and default != ""
-    shown = str(default).lower() if isinstance(default, bool) else json.dumps(default, default=str)
-    said = json.dumps(value) if isinstance(value, (str, bool, int, float)) else "..."
-    return Refusal(
-        f"[{section}] {key} = {said} is not supported",
-        "this version of Thinwire does not have it yet",
-        f"[{section}] {key} = {shown}" if plain else f"leave [{section}] {key} out, or give another value",
-    )
+    return [Refusal(what, why, hint) for when, what, why, hint in rules if when]
 
 
 def _work(plan: Sections) -> list[Rule]:

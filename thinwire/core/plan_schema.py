@@ -2,8 +2,7 @@
 
 The descriptions of the keys become docs/reference/plan.md. `Sections` holds all tables; core/plan.py reads it.
 
-The plan's format has keys that this version does not support yet. Invariant: such a key is never ignored: it must keep
-its default, and `plan_rules.unbuilt` refuses any other value.
+Invariant: no key is ignored. Its type has the values that this version supports, and no others.
 """
 
 from __future__ import annotations

@@ -178,9 +178,9 @@ def fewest_to_begin(plan: RunPlan) -> int:
     >>> fewest_to_begin(RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[secure]\\nenabled=true'))
     3
     """
-    wait_for, names = plan.cohort.wait_for, [str(number) for number in range(MOST_TRIED)]
-    counts = range(max(wait_for, fewest_devices(plan)), MOST_TRIED + 1) if isinstance(wait_for, int) else range(0)
-    return next((count for count in counts if missing(plan, names[:count], {}) is None), 0)
+    wait_for, least = plan.cohort.wait_for, fewest_devices(plan) if plan.secure.enabled else 1
+    counts = range(max(wait_for, least), MOST_TRIED + 1) if isinstance(wait_for, int) else range(0)
+    return next((count for count in counts if missing(plan, list(map(str, range(count))), {}) is None), 0)
 
 
 def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], taken: Collection[str]) -> str:

@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from tests.support.small_task import linear, task_of
 from thinwire.client import histogram
 from thinwire.client.train.errors import BadTask
-from thinwire.client.train.evaluate import BINS, MAX_HISTOGRAMS, whole_set
+from thinwire.client.train.evaluate import BINS, MAX_HISTOGRAMS, numbers, whole_set
 from thinwire.core import score_histogram
 from thinwire.core.score_histogram import auc, checked, f1, own_values
 
@@ -69,7 +69,8 @@ def test_what_is_no_score_or_label_is_refused(scores: Any, labels: Any, bins: in
 
 
 def evaluated(said: Any) -> Any:
-    return whole_set(linear(), task_of(evaluate=lambda model, data: said), None, {"loss": (3.0, 6.0)})
+    found, histograms = whole_set(linear(), task_of(evaluate=lambda model, data: said), None, {"loss": (3.0, 6.0)})
+    return numbers(found), histograms
 
 
 def test_a_number_counts_as_much_as_the_loss_and_a_pair_as_it_says() -> None:

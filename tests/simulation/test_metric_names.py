@@ -25,7 +25,11 @@ SUMMED = [
 
 
 def plan_of(run: dict[str, Any], **sections: Any) -> RunPlan:
-    made = {"run": {"task": "small", "rounds": 2, **run}, "local": {"lr": 0.1, "steps": 1}, **sections}
+    made = {
+        "run": {"task": "small", "rounds": 2, **run},
+        "local": {"lr": 0.1, "steps": 1, "buffers": "local"},
+        **sections,
+    }
     return RunPlan.from_json(made)
 
 
@@ -48,6 +52,20 @@ def test_what_is_summed_under_masks_is_something_that_the_task_reports(summed: d
         with pytest.raises(PlanError) as refused:
             way()
         assert refused.value.what == f"{named} is no metric of the task small"
+
+
+def test_a_metric_of_the_whole_set_may_be_no_number_for_the_first_client() -> None:
+    def evaluate(model: nn.Module, data: Any) -> dict[str, float]:
+        return {"recall": float("nan") if len(data) == 6 else 0.5}
+
+    def data(client: ClientInfo) -> Split:
+        return Split(examples(), examples(8 if client.partition else 6))
+
+    task = task_of(data=data, evaluate=evaluate)
+    secure = {"enabled": True, "clip": 2.0, "metrics": {"loss": 10.0, "recall": 1.0}}
+    plan = plan_of({"metric": "loss"}, secure=secure, cohort={"clients": 5, "deadline_s": 100, "late": "drop"})
+    rehearse(task, ClientInfo(), plan)
+    assert simulate(task, plan, clients=5).series("recall")[0] == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("run", [{"metric": "accuracy"}, {"target": {"metric": "accuracy", "value": 0.9}}])

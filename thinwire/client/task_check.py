@@ -34,7 +34,7 @@ from thinwire.client.train import data
 from thinwire.client.train import module as tensors
 from thinwire.client.train.context import Context
 from thinwire.client.train.errors import Wrong, task_code
-from thinwire.client.train.evaluate import BATCH, evaluate, names, whole_set
+from thinwire.client.train.evaluate import BATCH, evaluate, names, numbers, whole_set
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Local, Work
@@ -159,9 +159,10 @@ def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: In
     tested = split.train if split.test is None else split.test
     sums = evaluate(module, task, tested, most=1)
     whole, histograms = whole_set(module, task, tested, sums)
-    sums |= {**whole, **own_values(histograms)}
-    if plan.unknown_metrics(sums):  # a metric may only lack a number on this batch
-        plan.require_metrics(names(module, task, next(iter(data.in_order(tested, size)))))
+    whole_names = {*whole, *names_of(histograms)}  # some may be no number on these data, as metrics of a batch
+    if plan.unknown_metrics({*sums, *whole_names}):
+        plan.require_metrics({*names(module, task, next(iter(data.in_order(tested, size)))), *whole_names})
+    sums |= {**numbers(whole), **own_values(histograms)}
     counted_once = [name for name, (_, count) in sums.items() if count == 1]
     measured = data.examples_in(next(iter(data.in_order(tested, BATCH)))) if counted_once else 0
     bench.require_unchanged("training" if task.optional("train") is None else "train()")

@@ -85,7 +85,7 @@ def _instead(host: str, port: int, option: str, code: int | None) -> str:
     """Return the hint for an address that failed with errno `code`."""
     if code == errno.EADDRINUSE:
         other = host_port(host, port + 1 if port < MOST_PORT else 0)
-        return f"{option} {other}, or stop the other process (thinwire aggregator status)"
+        return f"{option} {other}, or stop the other process (ss -ltnp shows it)"
     if code == errno.EACCES:
         return "a port from 1024 on, or a service of the machine: thinwire aggregator service install --system"
     everywhere = f", or {option} 0.0.0.0:{port} for all of them" if option == "--listen" else ""

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import PydanticUndefined
 
 from thinwire.core.errors import PlanError
+from thinwire.core.formatting import plain
 from thinwire.core.plan_codec_rules import CodecBook
 from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
 from thinwire.core.plan_schema import Sections
@@ -221,7 +222,7 @@ def _by_text(found: Sequence[Problem], name: Literal["why", "hint"]) -> str:
     whats: dict[str, list[str]] = {}
     for one in found:
         whats.setdefault(one.why if name == "why" else one.hint, []).append(one.what)
-    return "\n".join(f"{', '.join(each)}: {text}" for text, each in whats.items())
+    return "\n".join(f"{', '.join(plain(what)[:SHOWN] for what in each)}: {text}" for text, each in whats.items())
 
 
 SHOWN = 200  # characters of a typed value in an error

@@ -123,12 +123,19 @@ CLOSED: Mapping[str, str] = {  # of each `CloseReason`, why a round closed
 def sentence(reasons: Reasons) -> str:
     """Return the reasons of one decision as one sentence; "" if there are none.
 
-    A code of a later version of this program stands for itself.
+    A code of a later version of this program stands for itself, and so does one with other numbers.
 
     >>> sentence([["fits", {"expected_s": 25.0, "left_s": 27.0}], ["next-rung", {"codec": "fp16"}]])
     '25.0 s fit into 27.0 s; fp16 may be next'
     """
-    return "; ".join(SENTENCES[code].format(**numbers) if code in SENTENCES else code for code, numbers in reasons)
+    return "; ".join(_reason(code, numbers) for code, numbers in reasons)
+
+
+def _reason(code: str, numbers: Mapping[str, object]) -> str:
+    try:
+        return SENTENCES[code].format(**numbers)
+    except (KeyError, TypeError, ValueError):
+        return code
 
 
 def drop_sentence(reason: str) -> str:

@@ -74,6 +74,7 @@ def prepare(database: Database, upgrade: bool) -> None:
             _make(connection)
         elif found != revisions()[-1]:
             _upgrade(database, connection, found)
+            _add_indexes(connection)
 
 
 def _make(connection: Connection) -> None:

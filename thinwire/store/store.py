@@ -139,8 +139,11 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
         if verb in ("pause", "resume") and (row.source == "sim" or row.status in (*ENDED, "preparing")):
             why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
             is_over = row.status in ENDED and row.source != "sim"
+            clone = f"thinwire runs clone {row.run_id}"
             more = f"more rounds: thinwire runs extend {row.run_id} --rounds N"
-            more += f"; from the start: thinwire runs clone {row.run_id}"
+            if row.plan["secure"]["enabled"]:  # its masks were planned for its own rounds
+                more = f"more rounds from its model: {clone} --set run.init=run:{row.run_id}"
+            more += f"; from the start: {clone}"
             raise Refused(f"{row.run_id} has nothing to {verb}", why, more if is_over else "thinwire runs list")
         if verb == "resume" and row.status != "paused":
             raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")

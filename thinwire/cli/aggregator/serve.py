@@ -53,7 +53,7 @@ AGGREGATOR_LOG = "aggregator.log"
 ACTIONS_S = 1.0  # between two looks for new actions on devices
 MOST_ACTIONS = 100  # reported at one look
 ACTIONS = {
-    "enrol": "{device} is new ({detail}); a pending one waits for: thinwire devices approve {device}",
+    "enrol": "{device} is new ({detail})",
     "join": "{device} has joined with an invitation",
     "add": "{device} is known now",
     "approve": "{device} is approved by {who}",
@@ -87,7 +87,9 @@ class Reporter:
         for one in reversed(found):
             self._acted_at = one.at
             if (said := ACTIONS.get(one.what)) is not None:
-                self._say(said.format(device=one.device, who=one.who, detail=one.detail))
+                waits = one.what == "enrol" and one.detail.endswith("pending")
+                more = f": thinwire devices approve {one.device}" if waits else ""
+                self._say(said.format(device=one.device, who=one.who, detail=one.detail) + more)
 
     def _lines(self, run_id: str, event: Event) -> Iterator[str]:
         from thinwire.reports.reason_text import sentence

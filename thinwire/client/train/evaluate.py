@@ -71,11 +71,18 @@ def evaluate(
                 entry[1] += count
     if not classifies and task.optional("metrics") is None:
         totals.pop("accuracy", None)
-    return {name: (total, n) for name, (total, n) in totals.items() if math.isfinite(total) and math.isfinite(n)}
+    return numbers({name: (total, count) for name, (total, count) in totals.items()})
+
+
+def numbers(sums: Sums) -> Sums:
+    """Return the metrics that are finite: one that is no number on a client's data is left out."""
+    return {name: pair for name, pair in sums.items() if all(map(math.isfinite, pair))}
 
 
 def whole_set(module: nn.Module, task: LoadedTask, data: Any, sums: Sums) -> tuple[Sums, dict[str, list[list[int]]]]:
     """Return the metrics and the histograms of the task's own `evaluate(model, data)`, or none if it has none.
+
+    A metric may be no number (see `numbers`).
 
     The function gets the test data as `data(client)` gave them, and the model in evaluation mode without gradients. A
     number is a value of the whole set; it counts as much as the client's loss in `sums`. A pair is a sum and a count.
@@ -101,7 +108,7 @@ def whole_set(module: nn.Module, task: LoadedTask, data: Any, sums: Sums) -> tup
             pairs[str(name)] = value
     made = {f"{name}_{ending}" for name in histograms for ending in ("auc", "f1")}
     found = {name: pair for name, pair in _checked({**sums, **pairs}, WHOLE_SET).items() if name in pairs}
-    return {n: pair for n, pair in found.items() if n not in made and all(map(math.isfinite, pair))}, histograms
+    return {name: pair for name, pair in found.items() if name not in made}, histograms
 
 
 def names(module: nn.Module, task: LoadedTask, batch: Any) -> list[str]:

@@ -23,7 +23,7 @@ from . import data
 from . import module as tensors
 from .context import Context
 from .errors import BadTask, BadUsage, task_code
-from .evaluate import evaluate, never, whole_set
+from .evaluate import evaluate, never, numbers, whole_set
 from .layout import FLOATS, Places, placed
 from .module import build, first_model
 from .private import Secrets, train_privately
@@ -332,7 +332,7 @@ class TaskRuntime:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
             whole, done.histograms = whole_set(module, self.task, split.test, done.sums)
-            done.sums.update(whole)
+            done.sums.update(numbers(whole))
             if order.train:
                 module = self._filled(params, buffers, order.counters, order.personal, kept)
         done.measure_s = clock.now() - begun

@@ -179,7 +179,7 @@ def fewest_to_begin(plan: RunPlan) -> int:
     3
     """
     wait_for, least = plan.cohort.wait_for, fewest_devices(plan) if plan.secure.enabled else 1
-    counts = range(max(wait_for, least), MOST_TRIED + 1) if isinstance(wait_for, int) else range(0)
+    counts = range(max(wait_for, least), MOST_TRIED + 1) if isinstance(wait_for, int) and least else range(0)
     return next((count for count in counts if missing(plan, list(map(str, range(count))), {}) is None), 0)
 
 

@@ -13,7 +13,7 @@ export const Went = ({ went, along, waited }) => {
 export const Spent = ({ stages }) => html`
   <div class="spent" role="img" aria-label="Share of each stage in the time, as the line below lists them">
     ${Object.entries(stages).filter(([, took]) => took > 0).map(([name, took]) => html`
-      <i key=${name} class=${`swatch ${name}`} style=${{ flexGrow: took }} title=${`${name} ${seconds(took)}`}></i>`)}</div>`;
+      <i key=${name} class=${`swatch ${name}`} style=${{ flexGrow: took * 1000 }} title=${`${name} ${seconds(took)}`}></i>`)}</div>`;
 
 /** What took no time is left out; `more`: what stands behind a stage. */
 const listed = (stages, more) => Object.entries(stages).filter(([, took]) => took >= 0.005)

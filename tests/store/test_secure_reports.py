@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.explained import whys
 from tests.support.secure_story import BYTES, DEVICES, SECURE, SecureStory, four_rounds
+from thinwire.core.events import ROUND_OVER
 from thinwire.privacy.graph import find_parameters
 from thinwire.reports.secure_rounds import not_evaluated, protection
 from thinwire.store import Store
@@ -77,6 +80,16 @@ def test_a_run_in_the_clear_and_a_run_without_a_round_have_no_protection(store: 
     plain = SecureStory(store, plan=SECURE.replace("enabled = true", "enabled = false"))
     assert protection(store.run(plain.run_id), [10]) is None
     assert protection(store.run(SecureStory(store).run_id), []) is None
+
+
+def test_clients_whose_round_ended_without_them_did_not_drop_out(store: Store) -> None:
+    run = store.run(four_rounds(store).run_id)
+    found = store.rounds(run.run_id, 3, 3)[0]
+    gone, *others = store.updates(run.run_id, 3)
+    ended = [replace(one, outcome="failed", reason=f"stale: {ROUND_OVER}") for one in others]
+    (advertise,) = phases_of(found, [], [replace(gone, outcome="failed", reason="offline: no request"), *ended])
+    assert advertise.dropped == {gone.device: "offline: no request"}
+    assert waited_text(found, advertise).endswith(f"; {gone.device} dropped out (offline)")
 
 
 def test_a_round_is_explained_by_its_longest_phase_and_whom_that_waited_for(store: Store) -> None:

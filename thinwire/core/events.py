@@ -18,6 +18,7 @@ RunStatus = Literal["preparing", "queued", "waiting", "running", "paused", "done
 ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")  # statuses of a run that is over
 NO_STEP: tuple[CloseReason, ...] = ("too-few", "stopped", "aborted")  # reasons of rounds that left the model as it was
 OVER = "over"  # kind of failure: the run ended before the reply was aggregated
+ROUND_OVER = "its round ended before its update was there"  # text of a failure that is not the device's
 
 
 @dataclass(frozen=True)

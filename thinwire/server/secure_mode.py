@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from thinwire.aggregation.plan_codecs import lattice_of
 from thinwire.core.errors import DataLost, PlanError
-from thinwire.core.events import CloseReason
+from thinwire.core.events import ROUND_OVER, CloseReason
 from thinwire.core.secure_numbers import check_numbers
 from thinwire.core.types import Phase, SecureWork, UpdateId
 from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key
@@ -65,7 +65,6 @@ RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two sm
 # The latest end of each phase: for agree and unmask as a share of the reserve, else of the time before the reserve.
 PHASE_ENDS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
 NO_MESSAGE = "no message in time for the phase"
-OVER = "its round ended before its update was there"
 
 
 class SecureMode(RoundMode):
@@ -216,7 +215,7 @@ class SecureRoundMachine(RoundMachine):
             for device in self.absent.keys() & self.secure.outstanding:
                 actions += self._mark(device, *self.absent[device])
         if self.shut and self.shut != "stopped":  # no client goes on, so each of them is free for the next round
-            actions += [found for device in self._silent for found in self._note(device, "stale", OVER)]
+            actions += [found for device in self._silent for found in self._note(device, "stale", ROUND_OVER)]
         return actions
 
     def _may_close(self, now: float) -> bool:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from thinwire.core.clock import downtime_s
-from thinwire.core.events import NO_STEP, RoundBecameCurrent
+from thinwire.core.events import NO_STEP, ROUND_OVER, RoundBecameCurrent
 from thinwire.core.formatting import duration
 from thinwire.core.types import PHASES
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
@@ -262,8 +262,9 @@ def phases_of(found: RoundRow, closed: Sequence[PhaseRow], assignments: Sequence
         begin_s = closed[-1].elapsed_s if closed else 0.0
         seconds = None if found.seconds is None else max(0.0, found.seconds - found.missed_s - begin_s)
         lost = {device: reason for device, reason in reasons.items() if device not in before}
-        if found.reason:  # the updates that its reason drops did not drop out
-            lost = {device: reason for device, reason in lost.items() if reason != found.reason}
+        if found.reason:  # the updates that its reason drops did not drop out, nor did clients that it ended for
+            ended = found.reason, f"stale: {ROUND_OVER}"
+            lost = {device: reason for device, reason in lost.items() if reason not in ended}
         shown.append(Phase(PHASES[len(closed)], begin_s, seconds, False, dropped=lost))
     return shown
 

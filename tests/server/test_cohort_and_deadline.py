@@ -77,7 +77,8 @@ def test_waiting_says_something_of_few_devices_where_many_are_unable() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_round_that_selects_fewer_than_a_step_needs_is_waited_with(begun: bool) -> None:
     count = plan(min_updates=3)
-    said, more = missing(count, ["a", "b", "c"], {"c": "has no task"}, begun), "more have to come or to be free"
+    said = missing(count, ["a", "b", "c"], {"c": "has no task"}, begun)
+    more = "more devices have to connect, or to be free"
     assert said == f"waiting: of 2 devices a round selects 2, and [cohort] min_updates = 3: {more} (c has no task)"
     assert missing(count, ["a", "b", "c"], {}, begun) is None
     half = plan(clients=0.5, min_updates=3)

@@ -98,6 +98,7 @@ class Clients:
         return {**dict.fromkeys(sorted(others.difference(newest.selected)), "not sampled"), **reasons}
 
 
+AT_WORK: Final = ("selected", "accepted")  # outcomes of an assignment that is not decided yet
 BY_LATEST: Final = ("state", "examples", "residual_ratio")
 
 
@@ -175,8 +176,7 @@ def at_work(run: RunRow, newest: RoundRow | None, latest: Sequence[WorkRow]) -> 
     last = newest.round
     # a client that is busy with an earlier round is not selected for the latest one
     working = {one.device: one for one in latest if one.round < last and one.outcome == "selected"}
-    waits = ("selected", "accepted")
-    return working | {one.device: one for one in latest if one.round == last and one.outcome in waits}
+    return working | {one.device: one for one in latest if one.round == last and one.outcome in AT_WORK}
 
 
 _COUNTS = (

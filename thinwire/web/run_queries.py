@@ -27,7 +27,7 @@ from thinwire.store.explaining import explain_run, totals_of
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.round_timing import clock_was_set, down_s, open_text, phases_of, stretches, turns
 from thinwire.web import round_schemas, schemas
-from thinwire.web.client_queries import Clients, ShownKey
+from thinwire.web.client_queries import AT_WORK, Clients, ShownKey
 from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, overlaps, run_sentence
 
 Shown = TypeVar("Shown", bound=schemas.Run)
@@ -39,7 +39,6 @@ WORST: Final = 5  # slowest rounds of a page
 EARLIER_ROUNDS: Final = 20  # rounds in which earlier assignments are searched
 LATEST_ROUNDS: Final = 3  # rounds in which the latest version with metrics is searched
 KEPT_RUNS: Final = 8
-AT_WORK: Final = ("selected", "accepted")  # outcomes of an assignment that is not decided yet
 
 
 class Reader:

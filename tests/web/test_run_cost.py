@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ import pytest
 from sqlalchemy import event
 
 from benchmarks.page.recipe import Recipe, Teller, fill
-from thinwire.store import ClientRow, RoundRow, Store, UpdateRow
-from thinwire.store.read_models import PointRow
+from thinwire.store import Store, queries
+from thinwire.store.database import Row, as_row
 from thinwire.web.run_queries import LINES, POINTS, Reader
 
 FEW, MANY = 70, 420  # rounds: both more than a page has, and one six times the other
-ROWS = (RoundRow, UpdateRow, ClientRow, PointRow)
 
 
 @contextmanager
@@ -33,9 +32,12 @@ def counting(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[
         read["statements"] += 1
         done.append((statement, parameters))
 
+    def counted(kind: type[Row], values: Mapping[str, Any]) -> Row:
+        read[kind.__name__] += 1
+        return as_row(kind, values)
+
     with monkeypatch.context() as patched:
-        for kind in ROWS:
-            patched.setattr(kind, "__init__", _counted(kind, read))
+        patched.setattr(queries, "as_row", counted)
         event.listen(engine, "before_cursor_execute", noted)
         try:
             yield read
@@ -46,16 +48,6 @@ def counting(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[
             if statement.startswith("SELECT"):
                 plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
                 assert not [row for row in plan if re.match(r"SCAN (rounds|updates|journal)$", row[-1])], statement
-
-
-def _counted(kind: type[Any], read: Counter[str]) -> Callable[..., None]:
-    original = kind.__init__
-
-    def counted(self: Any, *given: Any, **named: Any) -> None:
-        read[kind.__name__] += 1
-        original(self, *given, **named)
-
-    return counted
 
 
 def reads(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> list[Counter[str]]:

@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 from thinwire.core.formatting import counted, duration
-from thinwire.store.database import Whole, columns_of
+from thinwire.store.database import Whole, as_row, columns_of
 from thinwire.store.queries import phase_rows
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, own_part, stored, why
@@ -145,7 +145,7 @@ class Explainer:
 
     def _round(self, number: int) -> RoundRow | None:
         row = self._execute(_ROUND, the_round=number).mappings().first()
-        return None if row is None else RoundRow(**row)
+        return None if row is None else as_row(RoundRow, row)
 
     def _last(self, row: RoundRow) -> dict[str, Any]:
         """Return when the round before was closed, and the sums until its end; {} for the first round."""
@@ -163,7 +163,7 @@ class Explainer:
         )  # fmt: skip
 
     def _updates(self, statement: Executable, **values: Any) -> list[UpdateRow]:
-        return [UpdateRow(**found) for found in self._execute(statement, **values).mappings()]
+        return [as_row(UpdateRow, found) for found in self._execute(statement, **values).mappings()]
 
     def _phases(self, number: int) -> list[PhaseRow]:
         return phase_rows(dict(found) for found in self._execute(_PHASES, the_round=number).mappings())

@@ -14,7 +14,7 @@ from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
 from thinwire.core.fleet import DeviceRow
 from thinwire.core.types import PHASES
-from thinwire.store.database import Database, columns_of, dicts
+from thinwire.store.database import Database, as_row, columns_of, dicts
 from thinwire.store.read_models import (
     ClientRow,
     DeviceInfo,
@@ -103,7 +103,7 @@ class RunQueries:
             wanted = wanted.where(numbers <= last)
         found = self._database.rows(wanted.limit(limit))
         found.sort(key=lambda row: int(row["round"]))  # with ORDER BY, SQLite would not use the index of `changed`
-        return [RoundRow(**row) for row in found]
+        return [as_row(RoundRow, row) for row in found]
 
     def rounds_of(self, run_id: str, numbers: Collection[int]) -> list[RoundRow]:
         """Return these rounds of a run."""
@@ -112,7 +112,7 @@ class RunQueries:
     def rounds_with(self, run_id: str, versions: Collection[int]) -> list[RoundRow]:
         """Return the rounds after which a run had these model versions: the first with each version made it."""
         wanted = _ROUNDS.where(_ROUND.run_id == run_id, _ROUND.version.in_(versions)).order_by(_ROUND.round)
-        return [RoundRow(**row) for row in self._database.rows(wanted)]
+        return [as_row(RoundRow, row) for row in self._database.rows(wanted)]
 
     def round_count(self, run_id: str) -> tuple[int, int]:
         """Return how many rounds a run has opened, and the number of the last transaction that changed one."""
@@ -143,7 +143,7 @@ class RunQueries:
             step = 1 << max(0, math.ceil(math.log2(max(1, count) / most)))
             numbers = {1, *range(step, count, step), count}
             wanted = columns_of(Round, PointRow).where(Round.c.run_id == run_id, Round.c.point.in_(numbers))
-            return [PointRow(**found) for found in dicts(connection.execute(wanted.order_by(Round.c.point)))]
+            return [as_row(PointRow, found) for found in dicts(connection.execute(wanted.order_by(Round.c.point)))]
 
     def explanations(self, run_id: str, first: int = 1, last: int | None = None) -> list[RoundExplanation]:
         """Return the stored explanations of the closed rounds from `first` to `last`."""
@@ -195,7 +195,7 @@ class RunQueries:
         if with_reason:
             wanted = wanted.where((Update.c.reason != "") | (Update.c.weight_reason != ""))
         ordered = wanted.order_by(Update.c.round, Update.c.device, Update.c.assigned_at)
-        return [UpdateRow(**found) for found in self._database.rows(ordered)]
+        return [as_row(UpdateRow, found) for found in self._database.rows(ordered)]
 
     def latest_work(
         self, run_id: str, since: int, devices: Sequence[str] | None = None, last: int = 2**31 - 1
@@ -219,7 +219,7 @@ class RunQueries:
         if outcomes:
             between = Update.c.round.between(since + 1, number - 1) & Update.c.outcome.in_(outcomes)
             found += self._database.rows(wanted.where(between))
-        return sorted((UpdateRow(**one) for one in found), key=lambda one: (-one.round, one.device))
+        return sorted((as_row(UpdateRow, one) for one in found), key=lambda one: (-one.round, one.device))
 
     def phases(self, run_id: str, round: int | None = None) -> list[PhaseRow]:  # noqa: A002
         """Return the closed phases of the run's rounds, or of one, in order; none without secure aggregation."""
@@ -240,7 +240,7 @@ class RunQueries:
         if devices is not None:
             wanted = wanted.where(Client.c.device.in_(devices))
         ordered = clients_in_order(wanted, sort, down)
-        return [ClientRow(**found) for found in self._database.rows(ordered.offset(first).limit(count))]
+        return [as_row(ClientRow, found) for found in self._database.rows(ordered.offset(first).limit(count))]
 
     def client_count(self, run_id: str) -> tuple[int, int]:
         """Return how many devices take part in a run, and how many of them were selected."""
@@ -313,7 +313,7 @@ class RunQueries:
         wanted = columns_of(Measure, MeasureRow).order_by(Measure.c.device, Measure.c.kind, Measure.c.work)
         if kinds:
             wanted = wanted.where(Measure.c.kind.in_(kinds))
-        return [MeasureRow(**found) for found in self._database.rows(wanted)]
+        return [as_row(MeasureRow, found) for found in self._database.rows(wanted)]
 
     def aggregated_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """Return (run, rounds) for a device's aggregated updates, which stay in the model when it is revoked."""
@@ -341,7 +341,7 @@ class RunQueries:
             wanted = wanted.where(Update.c.assigned_at.between(since, until))
         latest = (Update.c.assigned_at.desc().nulls_last(), Run.c.number.desc(), Update.c.round.desc())
         wanted = wanted.order_by(*latest).limit(limit)
-        return [UpdateRow(**found) for found in self._database.rows(wanted)]
+        return [as_row(UpdateRow, found) for found in self._database.rows(wanted)]
 
 
 def phase_rows(found: Iterable[dict[str, Any]]) -> list[PhaseRow]:

@@ -270,7 +270,7 @@ def update(
         opened_at = selected.opened_at if selected else row.assigned_at or 0.0
     downtimes = selected.downtimes if selected else ()
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
-    own = {name: getattr(row, name) for name in OF_UPDATES}
+    own = {name: vars(row)[name] for name in OF_UPDATES}
     own |= {name: sentence(own[name]) for name in ("selection_reason", "work_reason")}
     own |= {name: own[name] or None for name in ("examples", "steps")}  # a reply that tells none has 0
     return round_schemas.Update.model_construct(  # its values are checked already, and a round may have hundreds
@@ -278,9 +278,7 @@ def update(
         codec=selected.codecs.get(row.device, selected.codec) if selected else "",
         codec_reason=sentence(selected.codec_reasons.get(row.device, ())) if selected else "",
         stretches=[
-            round_schemas.Stretch.model_construct(
-                stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at
-            )
+            round_schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
             for one in (stretches(row, downtimes) if known else [])
             if one.stage != "downtime"  # drawn once, behind all devices
         ],
@@ -350,7 +348,7 @@ def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
 
 def _point(row: PointRow) -> round_schemas.CurvePoint:
     """Return a point of the run's curves, in five significant figures: more are not drawn."""
-    return round_schemas.CurvePoint.model_construct(  # a page has hundreds
+    return round_schemas.CurvePoint(
         round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
         clipped=row.clipped, **_drawn(row),
     )  # fmt: skip

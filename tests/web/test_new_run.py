@@ -269,9 +269,12 @@ def fill(page: Page, place: str, value: str) -> None:
 def test_a_person_makes_a_plan_in_the_form_and_starts_it(store: Store, running: Shown, look: Open):
     twelve_rounds(store)
     page = look(running.url, "new")
-    expect(page.locator(".plan-state")).to_contain_text("1 problem: this plan cannot run.")
+    expect(page.locator(".plan-state")).to_contain_text("The plan still needs:")
     expect(page.get_by_role("button", name="Start the run")).to_be_disabled()
-    expect(page.locator("#f-local-lr-wrong-0")).to_contain_text("every plan needs it")
+    expect(page.locator("#f-local-lr-wrong-0")).to_contain_text("Every plan needs it. Try: [local] lr = 0.1")
+    assert page.locator("#f-local-lr").get_attribute("aria-invalid") != "true", "nothing was filled in wrong"
+    fill(page, "local.lr", "much")
+    expect(page.locator(".plan-state")).to_contain_text("1 problem: this plan cannot run.")
     assert page.locator("#f-local-lr").get_attribute("aria-invalid") == "true"
     fill(page, "local.lr", "0.")
     fill(page, "local.lr", "0.5")
@@ -363,7 +366,7 @@ def show_all(page: Page) -> None:
 def test_the_form_is_usable_by_all_and_at_every_width(store: Store, served: Shown, look: Open, scheme: Any):
     twelve_rounds(store)
     page = look(served.url, "new", color_scheme=scheme)
-    expect(page.locator(".plan-state")).to_contain_text("1 problem")
+    expect(page.locator(".plan-state")).to_contain_text("The plan still needs:")
     for section in ("cohort", "uplink", "downlink", "server", "secure", "privacy"):
         page.locator(f"#s-{section} > summary").focus()
         page.keyboard.press("Enter")

@@ -4,11 +4,11 @@ import { home, html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { bytes, count, plural, ratio, seconds } from "./format.js";
 import { Gone } from "./frame.js";
 import { Command, Icon, Refusal, Section, Table } from "./parts.js";
-import { PlanForm, idOf, sectionsOf, withValue } from "./planform.js";
+import { PlanForm, idOf, isUnfilled, sectionsOf, withValue } from "./planform.js";
 
 const TYPED_MS = 300; // without a change, until the plan is checked
 const MAX_FILE = 48 * 1024;
-const BLANK = { run: { task: "" }, local: {} };
+const BLANK = { run: {}, local: {} };
 
 export const NewRunPage = ({ news }) => {
   const [ready, setReady] = useState({ sections: null, tasks: {}, error: null });
@@ -20,14 +20,14 @@ export const NewRunPage = ({ news }) => {
       ([schema, tasks, run]) => {
         setReady({ sections: sectionsOf(schema), tasks: tasks.tasks, error: null });
         if (run) plan.take(cloned(run), run.run_id);
-        else plan.take({ ...BLANK, run: { task: Object.keys(tasks.tasks).length === 1 ? Object.keys(tasks.tasks)[0] : "" } });
+        else plan.take({ ...BLANK, run: Object.keys(tasks.tasks).length === 1 ? { task: Object.keys(tasks.tasks)[0] } : {} });
       },
       (error) => setReady((old) => ({ ...old, error })),
     );
   }, []);
   if (ready.error) return html`<${Refusal} error=${ready.error} /><p><a href=${link("")}>All runs</a></p>`;
   if (!ready.sections) return html`<p class="loading">Reading…</p>`;
-  const problems = plan.checked?.problems ?? [];
+  const problems = (plan.checked?.problems ?? []).map((one) => ({ ...one, unfilled: isUnfilled(ready.sections, plan.values, one.place) }));
   const suggestions = { "run.task": Object.keys(ready.tasks), "run.init": ["device", ...(from.current ? [`run:${plan.origin ?? from.current}`] : [])] };
   const gone = news.aggregator === "gone" || !news.reached;
   return html`
@@ -147,6 +147,7 @@ const Upload = ({ done }) => {
 
 const PlanState = ({ plan, gone, problems }) => {
   const [sent, setSent] = useState({ state: "idle", error: null });
+  const wrong = problems.filter((one) => !one.unfilled);
   const ready = may("operator") && plan.checked?.ok && !plan.busy && !gone && sent.state !== "sent";
   const start = async () => {
     setSent({ state: "sent", error: null });
@@ -167,10 +168,11 @@ const PlanState = ({ plan, gone, problems }) => {
         ${plan.error ? html`<p class="bad-text">${plan.error.message}</p>`
           : !plan.checked ? html`<p class="faint">Checking…</p>`
             : plan.checked.ok ? html`<p class="good-text"><${Icon} name="check" />This plan can run${gone ? ", once an aggregator is running" : ""}.</p>`
-              : html`<p class="bad-text"><${Icon} name="alert" />${plural(problems.length, "problem")}: this plan cannot run.</p>`}
+              : wrong.length ? html`<p class="bad-text"><${Icon} name="alert" />${plural(wrong.length, "problem")}: this plan cannot run.</p>`
+                : html`<p>The plan still needs:</p>`}
       </div>
       ${problems.length > 0 && html`<ul class="wrongs" aria-label="Problems of the plan">${problems.map((one) => html`
-        <li key=${one.what}>${one.place.length > 1 ? html`<a href=${`#${idOf(one.place.slice(0, 2))}`} onClick=${(event) => reach(event, one.place)}>${one.what}</a>` : html`<b>${one.what}</b>${one.why ? `: ${one.why}` : ""}`}</li>`)}</ul>`}
+        <li key=${one.what}>${one.place.length > 1 ? html`<a href=${`#${idOf(one.place.slice(0, 2))}`} onClick=${(event) => reach(event, one.place)}>${one.unfilled ? one.what.replace(/ is missing$/, "") : one.what}</a>` : html`<b>${one.what}</b>${one.why ? `: ${one.why}` : ""}`}</li>`)}</ul>`}
       ${!may("operator") && html`<p class="faint">An operator can start it.</p>`}
       ${plan.checked?.ok && html`<p class="faint">First model: ${plan.checked.first_model}.</p>`}
       ${plan.checked?.notes.map((one) => html`<p class="warn-text note-line"><${Icon} name="alert" />${one}</p>`)}

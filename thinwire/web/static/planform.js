@@ -75,6 +75,10 @@ export function withValue(plan, [section, ...keys], value) {
   return put(plan, [section, ...keys]);
 }
 
+/** Whether a problem is only that a key which every plan needs has not been filled in. */
+export const isUnfilled = (sections, plan, [section, key, ...inner]) =>
+  !inner.length && plan[section]?.[key] === undefined && !!sections.find((one) => one.name === section)?.keys.find((field) => field.key === key)?.needed;
+
 export const idOf = (place) => `f-${place.join("-")}`;
 
 export const PlanForm = ({ sections, plan, problems, choose, suggestions, extras }) => html`
@@ -86,6 +90,7 @@ export const PlanForm = ({ sections, plan, problems, choose, suggestions, extras
 const SectionForm = ({ section, table, problems, choose, suggestions, extras }) => {
   const [opened, setOpened] = useState(OPEN.includes(section.name));
   const set = Object.keys(table).length;
+  const wrong = problems.filter((one) => !one.unfilled).length;
   const names = section.keys.map((field) => field.key);
   const stray = problems.filter((one) => !names.includes(one.place[1]));
   const open = opened || problems.length > 0;
@@ -96,7 +101,7 @@ const SectionForm = ({ section, table, problems, choose, suggestions, extras }) 
     <details class="plan-section" open=${open} id=${`s-${section.name}`}>
       <summary onClick=${(event) => { event.preventDefault(); setOpened(!open); }}>
         <h2>[${section.name}]</h2><span class="faint">${plainly(section.about.split(/\.\s/)[0].replace(/\.$/, ""))}</span>
-        <span class="counts">${problems.length ? html`<b class="bad-text">${plural(problems.length, "problem")}</b>` : ""}${set ? html`<small>${set} set</small>` : ""}</span></summary>
+        <span class="counts">${wrong ? html`<b class="bad-text">${plural(wrong, "problem")}</b>` : ""}${problems.length > wrong ? html`<b>${problems.length - wrong} needed</b>` : ""}${set ? html`<small>${set} set</small>` : ""}</span></summary>
       ${stray.map((one) => html`<${Said} problem=${one} />`)}
       ${open && html`<div class="fields">${shown.map((field) => html`<${Field} key=${field.key} field=${field} place=${[section.name, field.key]} value=${table[field.key]}
         problems=${problems.filter((one) => one.place[1] === field.key)} choose=${(rest, value) => choose([field.key, ...rest], value)} suggestions=${suggestions} extras=${extras} />`)}</div>
@@ -104,15 +109,16 @@ const SectionForm = ({ section, table, problems, choose, suggestions, extras }) 
     </details>`;
 };
 
-const Said = ({ problem, id }) => html`
+const Said = ({ problem, id }) => problem.unfilled ? html`<p class="about" id=${id}>Every plan needs it. Try: ${problem.hint}</p>` : html`
   <p class="field-error" id=${id}><${Icon} name="alert" /><span><b>${problem.what}</b>${problem.why ? html`: ${problem.why}` : ""}.${problem.hint && !problem.hint.startsWith("thinwire plan keys") ? html` <span class="faint">Try: ${problem.hint}</span>` : ""}</span></p>`;
 
 const Field = ({ field, place, value, problems, choose, suggestions, extras }) => {
   const id = idOf(place);
   const wide = WIDE.includes(place.join(".")) || field.kind === "lines" || field.kind === "map" || field.kind === "table";
+  const wrong = problems.some((one) => !one.unfilled);
   const told = [`${id}-about`, ...problems.map((_, i) => `${id}-wrong-${i}`)].join(" ");
   const errors = problems.map((one, i) => html`<${Said} problem=${one} id=${`${id}-wrong-${i}`} />`);
-  const tone = `plan-field${wide ? " wide" : ""}${value === undefined ? "" : " set"}${problems.length ? " wrong" : ""}`;
+  const tone = `plan-field${wide ? " wide" : ""}${value === undefined ? "" : " set"}${wrong ? " wrong" : ""}`;
   if (field.kind === "table") {
     return html`
       <fieldset class=${tone} id=${id} tabindex="-1"><legend><code>${field.key}</code></legend>
@@ -126,7 +132,7 @@ const Field = ({ field, place, value, problems, choose, suggestions, extras }) =
   return html`
     <div class=${tone}>
       <label for=${id}><code>${field.key}</code>${field.needed ? html`<small> needed</small>` : ""}</label>
-      <${Input} id=${id} field=${field} value=${value} change=${change} told=${told} wrong=${problems.length > 0} suggestions=${suggestions?.[place.join(".")]} />
+      <${Input} id=${id} field=${field} value=${value} change=${change} told=${told} wrong=${wrong} suggestions=${suggestions?.[place.join(".")]} />
       <p class="about" id=${`${id}-about`}>${plainly(field.about)}</p>
       ${extras?.[place.join(".")] ?? ""}
       ${errors}

@@ -251,8 +251,8 @@ def test_the_page_follows_the_journal_and_filters_it(store: Store, run: Told, lo
     with showing(store.url, None) as shown:
         page = look(shown.url, f"runs/{run.run_id}")
         page.get_by_text("Every decision of this run").click()
-        table = page.get_by_role("table").filter(has_text="RoundClosed").last
-        expect(table).to_contain_text("RoundOpened")
+        table = page.get_by_role("table").filter(has_text="Round closed").last
+        expect(table).to_contain_text("Round opened")
         run.status("paused", "paused by a person")
         expect(page.locator("#journal")).to_contain_text("paused by a person")
         page.locator("#journal select").select_option("RoundClosed")
@@ -273,7 +273,7 @@ def test_the_page_follows_the_journal_after_a_refused_stream_and_a_failed_read(s
         page.route("**/events", lambda route: route.abort("connectionfailed"), times=1)
         page.get_by_text("Every decision of this run").click()
         journal = page.locator("#journal")
-        expect(journal).to_contain_text("RoundOpened")
+        expect(journal).to_contain_text("Round opened")
         for words in ("first pause", "second pause"):
             run.status("paused", words)
             expect(journal).to_contain_text(words)

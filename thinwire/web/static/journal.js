@@ -1,7 +1,7 @@
 // The journal of a run as a live feed: what happened, newest first, filtered by kind and by words.
 import { get } from "./api.js";
 import { html, link, useEffect, useState } from "./dom.js";
-import { moment } from "./format.js";
+import { bytes, moment, seconds } from "./format.js";
 import { Refusal, Section, Table } from "./parts.js";
 
 const KEPT = 1000; // events in this tab
@@ -84,20 +84,32 @@ const useEvents = (id, on) => {
   return state;
 };
 
-/** The fields that say something, as words: numbers and short texts, a list by its length. */
+const UNITS = [[/_s$/, seconds], [/_bytes$/, bytes], [/_at$/, moment]]; // of a number, by the end of its field's name
+const spaced = (name) => name.replaceAll("_", " ");
+/** The name of an event as words: "Update dropped" of UpdateDropped. */
+const titled = (name) => name.replace(/(?<=[a-z])[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`);
+
+const FEW = 3; // values of a list or a table that are written out
+const scalar = (value) => (typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : /^[0-9a-f]{64}$/.test(value) ? `${value.slice(0, 12)}…` : `${value}`);
+
+/** The fields that say something, as words: numbers with their unit and short texts, a long list by its length. */
 const told = (fields) =>
   Object.entries(fields)
     .filter(([, value]) => value !== null && value !== "" && !(typeof value === "object" && !Object.keys(value).length))
     .map(([name, value]) => {
-      if (Array.isArray(value)) return value.length <= 3 && value.every((one) => typeof one === "string") ? `${name} ${value.join(", ")}` : `${value.length} ${name}`;
-      if (typeof value === "object") return `${Object.keys(value).length} ${name}`;
-      return `${name} ${typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : value}`;
+      const [end, shown] = (typeof value === "number" && UNITS.find(([one]) => one.test(name))) || [];
+      if (shown) return `${spaced(name.replace(end, ""))} ${shown(value)}`;
+      if (typeof value !== "object") return `${spaced(name)} ${scalar(value)}`;
+      const inner = Object.entries(value);
+      const few = inner.length <= FEW && inner.every(([, one]) => typeof one !== "object");
+      const items = inner.map(([key, one]) => (Array.isArray(value) ? scalar(one) : `${key} ${scalar(one)}`));
+      return `${spaced(name)} ${few ? items.join(", ") : `(${inner.length})`}`;
     })
     .join(" · ");
 
 const COLUMNS = [
   { title: "When", cell: (one) => moment(one.at) },
-  { title: "Event", cell: (one) => html`<b>${one.event}</b>` },
+  { title: "Event", cell: (one) => html`<b>${titled(one.event)}</b>` },
   { title: "Facts", cell: (one) => html`<span class="facts">${told(one.fields)}${one.why && html`<small class="below">${one.why}</small>`}</span>` },
 ];
 
@@ -108,7 +120,7 @@ export const Journal = ({ id }) => {
   const { events, error } = useEvents(id, open);
   const kinds = [...new Set((events ?? []).map((one) => one.event))].sort();
   const wanted = words.toLowerCase();
-  const rows = (events ?? []).filter((one) => (!kind || one.event === kind) && (!wanted || JSON.stringify(one).toLowerCase().includes(wanted)));
+  const rows = (events ?? []).filter((one) => (!kind || one.event === kind) && (!wanted || `${JSON.stringify(one)} ${titled(one.event)} ${told(one.fields)}`.toLowerCase().includes(wanted)));
   return html`
     <${Section} id="journal" title="Journal" json=${link(`api/v1/runs/${id}/events`)}>
       <details class="more" onToggle=${(event) => setOpen(event.target.open)}><summary>Every decision of this run, as it is recorded</summary>
@@ -116,7 +128,7 @@ export const Journal = ({ id }) => {
         ${events === null ? html`<p class="loading">Reading…</p>` : html`
           <div class="filters">
             <label>Event <select value=${kind} onChange=${(event) => setKind(event.target.value)}>
-              <option value="">all</option>${kinds.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
+              <option value="">all</option>${kinds.map((one) => html`<option value=${one}>${titled(one)}</option>`)}</select></label>
             <label>Words <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></label>
             <span class="faint" role="status">${rows.length} of the newest ${events.length}</span>
           </div>

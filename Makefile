@@ -95,7 +95,7 @@ $(VENV)/.locked: $(VENV)/.made $(LOCK)
 
 $(VENV)/.ready: $(VENV)/.made pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 	@set -eu; \
-	echo "installing Thinwire and torch into $(VENV): some 300 MB, one to five minutes" >&2; \
+	echo "installing Thinwire and torch into $(VENV): 300 MB to load, 1.3 GB on the disk, one to five minutes" >&2; \
 	isolated=; if [ -s $(VENV)/.locked ]; then isolated=--no-build-isolation; fi; \
 	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install $(QUIET) '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \
 	$(BIN)/python -m pip install $(QUIET) $$isolated -c constraints.txt -e '.[client,server,demo]'; \

@@ -14,6 +14,7 @@ from thinwire.cli import local_state
 from thinwire.cli.runs import orders
 from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
+from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.statedir import AggregatorHome, hold, lock_file
 from thinwire.store import Store
 
@@ -195,6 +196,21 @@ def test_a_run_names_the_one_with_whose_model_it_begins_by_its_whole_id(
         said = thinwire("runs", "clone", "toy-1", "--set", f'run.init="{typed}"', "--home", home)
         assert said.out.strip() == f"toy-{number}", said.err
         assert dict(store.run(f"toy-{number}").plan["run"])["init"] == kept
+
+
+def test_a_clone_that_no_device_could_work_for_is_refused(
+    thinwire, home: Path, folder: Path, store: Store, device: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_state, "require_alive", lambda home: {"pid": 1})
+    said = thinwire("runs", "clone", "toy-1", "--set", "cohort.clients=3", "--home", home)
+    assert (said.code, "the plan selects 3 devices a round, and 1 is known" in said.err) == (6, True), said.err
+    store.roster.seen(Hello("pi-01", "p1", (TaskReport("digits"),)), 1.0)
+    said = thinwire("runs", "clone", "toy-1", "--home", home)
+    assert (said.code, "the plan trains the task toy, which no known device has\n" in said.err) == (6, True), said.err
+    assert "thinwire client start --task toy=MODULE on a device" in said.err
+    assert thinwire("runs", "clone", "toy-1", "--yes", "--home", home).out.strip() == "toy-2"
+    store.roster.seen(Hello("pi-01", "p1", (TaskReport("toy"),)), 2.0)
+    assert thinwire("runs", "clone", "toy-1", "--home", home).out.strip() == "toy-3"
 
 
 def test_a_clone_needs_an_aggregator(thinwire, home: Path, folder: Path):

@@ -45,6 +45,9 @@ Tags: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="+TAG | -TAG", help="tags to add (+) and to remove (-)")
 ]
 TAG_SETTINGS = {"ignore_unknown_options": True}  # `-old` is a tag to remove, and no option
+Anyway: TypeAlias = Annotated[
+    bool, typer.Option("--yes", help="submit it with fewer known devices than it wants, or none with its task")
+]
 RunId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help='id of a run, its unique beginning, or "latest"')]
 
 

@@ -15,7 +15,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.local_state import aggregator_home
-from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
+from thinwire.cli.params import Anyway, Home, Json, PlanFile, Sets, Task, checked_plan
 from thinwire.cli.runs.track import Track, opener, start_follower
 from thinwire.cli.task import load
 from thinwire.core.formatting import counted
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # devices that are named
 SECURE = "[secure] enabled"
+TASK = "[run] task"
 
 
 def run(
@@ -36,7 +37,7 @@ def run(
     task: Task = None,
     sets: Sets = None,
     detach: Annotated[bool, typer.Option("--detach", help="print the run's id and end")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="submit it with fewer known devices than it wants")] = False,
+    yes: Anyway = False,
     track: Track = None,
     name: Annotated[str, typer.Option("--name", help="name of the run, for people")] = "",
     json: Json = False,
@@ -67,26 +68,30 @@ def run(
 
 
 def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
-    """Raise `TooFewClients` if a plan wants more devices than are known; at a terminal the person decides.
+    """Raise `TooFewClients` if a plan wants more devices than are known, or a task that none of them has.
 
-    Such a run would wait without an end, and nobody would see why before looking at it.
+    At a terminal the person decides. Such a run would wait without an end, and nobody would see why before looking.
     """
     from thinwire.cli.local_state import again
     from thinwire.core.errors import TooFewClients
 
-    known = known_devices(store)
-    if not (lacking := too_many(plan, known)):
+    known, task = known_devices(store), plan.run.task
+    lacking = {TASK: f"trains the task {task}, which no known device has"} if is_nowhere(store, task) else {}
+    if not (lacking := lacking | too_many(plan, known)):
         return
-    said = f"the plan {', '.join(lacking.values())}, and {len(known)} {'is' if len(known) == 1 else 'are'} known"
+    count = f", and {len(known)} {'is' if len(known) == 1 else 'are'} known" if lacking.keys() != {TASK} else ""
+    said = f"the plan {', '.join(lacking.values())}{count}"
     if sys.stdin.isatty() and sys.stderr.isatty():
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
             return
         raise typer.Exit(INTERRUPTED)
     ways = [again("devices list", home)]
-    ways += [f"less in [cohort] {', '.join(keys)}"] if (keys := [key for key in lacking if key != SECURE]) else []
+    keys = [key for key in lacking if key not in (SECURE, TASK)]
+    ways += [f"less in [cohort] {', '.join(keys)}"] if keys else []
     ways += [f"{SECURE} = false"] if SECURE in lacking else []
+    ways += [f"thinwire client start --task {task}=MODULE on a device"] if TASK in lacking else []
     raise TooFewClients(
-        said, why="the run would wait until the others have joined",
+        said, why="the run would wait until others have joined",
         hint=f"{'; '.join(ways)}; or --yes to submit it and wait",
     )  # fmt: skip
 
@@ -94,6 +99,14 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
 def known_devices(store: Store) -> set[str]:
     """Return the names of the devices that are not revoked."""
     return {row.name for row in store.roster.rows() if row.state != "revoked"}
+
+
+def is_nowhere(store: Store, task: str) -> bool:
+    """Return True if there are devices, each has told its tasks, and this task is none of them."""
+    from thinwire.store.task_layouts import hosts
+
+    known = [info for info in store.devices() if info.row.state != "revoked"]
+    return bool(known) and all(info.hello for info in known) and not hosts(known, task)
 
 
 def too_many(plan: RunPlan, known: Collection[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json, RunId, Sets, Tags, Task, overrides, tag_changes
+from thinwire.cli.params import Anyway, Home, Json, RunId, Sets, Tags, Task, overrides, tag_changes
 from thinwire.cli.runs.render import standing
 from thinwire.core.events import ENDED
 from thinwire.core.signals import until
@@ -286,12 +286,14 @@ def clone(
     name: Annotated[str, typer.Option("--name", help="name of the new run, for people")] = "",
     task: Task = None,
     show: Annotated[bool, typer.Option("--print", help="print the plan as TOML, start nothing")] = False,
+    yes: Anyway = False,
     json: Json = False,
     home: Home = None,
 ) -> None:
     """Start a new run with the plan of an old one, with changes; print its id."""
     from thinwire.aggregation import codecs
     from thinwire.cli.local_state import again, opened, require_alive
+    from thinwire.cli.run import require_known
     from thinwire.core import RunPlan
     from thinwire.core.plan_rules import as_error
     from thinwire.core.plan_text import plan_text
@@ -306,6 +308,8 @@ def clone(
         if refused := plan.check(codecs):
             raise as_error(refused)
         require_alive(home)
+        if not yes:
+            require_known(store, plan, home)
         made = _submit(store, home, row, old, plan, name, task)
     if json:
         console.document({"run_id": made, "cloned_from": row.run_id})

@@ -152,7 +152,8 @@ def missing(
     notes += [f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else []
     least = min(want, updates_needed(plan, want)) if begun else want
     if have < least and not absent and len(present) <= (count := known()) < least:
-        notes.insert(0, f"only {count} {'is' if count == 1 else 'are'} known: more have to join")
+        said = f"only {count} {'is' if count == 1 else 'are'} known: more have to join"
+        notes.insert(0, said if count else "none has joined yet")
     noted = f" ({'; '.join(notes)})" if notes else ""
     if have < least:
         return f"waiting: {have} of {counted(want, 'device')}{noted}"

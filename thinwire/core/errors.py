@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+
+def numbered(texts: Sequence[str], whats: Sequence[str] = ()) -> str:
+    """Return a line for each reason or hint of several problems, with the number of the problem, and with `whats`.
+
+    A text that several problems have stands once.
+
+    >>> print(numbered(["leave it out", "c = 1", "leave it out"]))
+    1, 3. leave it out
+    2. c = 1
+    """
+    found: dict[str, list[int]] = {}
+    for place, text in enumerate(texts):
+        found.setdefault(text, []).append(place)
+    lines = []
+    for text, places in found.items():
+        named = f"{', '.join(whats[place] for place in places)}: " if whats else ""
+        lines.append(f"{', '.join(str(place + 1) for place in places)}. {named}{text}")
+    return "\n".join(lines)
 
 
 class ThinwireError(Exception):

@@ -17,12 +17,12 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import PydanticUndefined
 
-from thinwire.core.errors import PlanError
+from thinwire.core.errors import PlanError, numbered
 from thinwire.core.formatting import plain
 from thinwire.core.plan_codec_rules import CodecBook
 from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
@@ -214,15 +214,8 @@ def _explained(error: ValidationError, source: str, overrides: Overrides) -> Pla
     wrong = "; ".join(f"{origin}: {'; '.join(whats)}" for origin, whats in origins.items())
     if len(found) == 1:
         return PlanError(wrong, found[0].why, found[0].hint)
-    return PlanError(wrong, why=_by_text(found, "why"), hint=_by_text(found, "hint"))
-
-
-def _by_text(found: Sequence[Problem], name: Literal["why", "hint"]) -> str:
-    """Return a line for each reason or hint of problems, behind the problems that have it."""
-    whats: dict[str, list[str]] = {}
-    for one in found:
-        whats.setdefault(one.why if name == "why" else one.hint, []).append(one.what)
-    return "\n".join(f"{', '.join(plain(what)[:SHOWN] for what in each)}: {text}" for text, each in whats.items())
+    whats = [plain(one.what)[:SHOWN] for one in found]
+    return PlanError(wrong, numbered([one.why for one in found], whats), numbered([one.hint for one in found]))
 
 
 SHOWN = 200  # characters of a typed value in an error

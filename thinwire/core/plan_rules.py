@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from thinwire.core.errors import PlanError
+from thinwire.core.errors import PlanError, numbered
 from thinwire.core.plan_codec_rules import (
     CodecBook,
     Rule,
@@ -67,14 +67,14 @@ def as_error(refused: Sequence[Refusal], noun: str = "the plan") -> PlanError:
     """Return one error that names all contradictions of a plan, each with its reason and its alternative, in order.
 
     >>> as_error([Refusal("a with b", "they differ", "leave a out"), Refusal("c = 0", "it is a count", "c = 1")]).hint
-    'leave a out\\nc = 1'
+    '1. leave a out\\n2. c = 1'
     """
     if len(refused) == 1:
         return refused[0].error()
     return PlanError(
         f"{noun} cannot run for {len(refused)} reasons",
-        why="\n".join(f"{one.what}: {one.why}" for one in refused),
-        hint="\n".join(one.hint for one in refused),
+        why=numbered([one.why for one in refused], [one.what for one in refused]),
+        hint=numbered([one.hint for one in refused]),
     )
 
 

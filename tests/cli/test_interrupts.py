@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from thinwire.core.signals import remembered
+from thinwire.core.signals import interruptible
 
 
 class Interrupted:
@@ -22,7 +22,7 @@ class Interrupted:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_that_a_finalizer_swallowed_is_raised_by_the_next_look() -> None:
-    with remembered() as look:
+    with interruptible() as look:
         look()
         held = [Interrupted()]
         held.clear()
@@ -32,7 +32,7 @@ def test_an_interrupt_that_a_finalizer_swallowed_is_raised_by_the_next_look() ->
 
 def test_handlers_are_as_before_afterwards() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with remembered(signal.SIGINT, signal.SIGTERM):
+    with interruptible(signal.SIGINT, signal.SIGTERM):
         assert signal.getsignal(signal.SIGTERM) != before[1]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
@@ -41,7 +41,7 @@ def test_a_thread_that_is_told_of_no_signals_may_look_too() -> None:
     looked = []
 
     def work() -> None:
-        with remembered() as look:
+        with interruptible() as look:
             look()
             looked.append(True)
 

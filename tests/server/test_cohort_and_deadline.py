@@ -65,7 +65,7 @@ def test_waiting_names_the_missing_and_the_unable() -> None:
 
 def test_waiting_says_that_fewer_devices_are_known_than_are_waited_for() -> None:
     said = missing(plan(wait_for=5), ["a", "b"], {}, known=lambda: 3)
-    assert said == "waiting: 2 of 5 devices (only 3 are known: more have to join)"
+    assert said == "waiting: 2 of 5 devices (only 3 known: more have to join)"
     assert missing(plan(wait_for=5), ["a", "b"], {}, known=lambda: 5) == "waiting: 2 of 5 devices"
 
 

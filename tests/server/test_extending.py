@@ -192,9 +192,9 @@ def test_a_snapshot_of_an_extended_run_is_its_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
-        ({"run": {"algorithm": "scaffold"}, "uplink": {"codec": "identity"}}, "remember a state for scaffold"),
-        ({"run": {"algorithm": "feddyn"}, "uplink": {"codec": "identity"}}, "remember a state for feddyn"),
-        ({"uplink": {"codec": "topk(0.1) > int8", "feedback": "ef21"}}, "remember a state for ef21"),
+        ({"run": {"algorithm": "scaffold"}, "uplink": {"codec": "identity"}}, "keep a state for scaffold"),
+        ({"run": {"algorithm": "feddyn"}, "uplink": {"codec": "identity"}}, "keep a state for feddyn"),
+        ({"uplink": {"codec": "topk(0.1) > int8", "feedback": "ef21"}}, "keep a state for ef21"),
     ],
 )
 def test_a_run_whose_devices_remember_more_is_refused(tmp_path: Path, sections: dict[str, Any], why: str) -> None:

@@ -13,7 +13,7 @@ from tests.support.server_bench import FAILS, SILENT, Bench, drive_through, kill
 from thinwire.core.events import ClientFailed, ClientSelected, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import sentence
-from thinwire.server.policy.cohort import expected_s, in_time, who_could_answer
+from thinwire.server.policy.cohort import expected_s, in_time, replacement_candidates
 from thinwire.server.round_events import (
     AggregateUpdate,
     AggregationDone,
@@ -118,14 +118,14 @@ times = st.dictionaries(st.sampled_from("abcdefgh"), st.lists(st.floats(0.1, 50)
 def test_the_order_is_the_seeds_and_all_of_them_can_answer_in_time(
     idle: set[str], left_s: float, took: dict[str, list[float]], seed: int
 ) -> None:
-    found = who_could_answer(idle, left_s, took, 60.0, seed, 3)
+    found = replacement_candidates(idle, left_s, took, 60.0, seed, 3)
     assert set(found) == {d for d in idle if expected_s(d, took, 60.0) <= left_s}
-    everybody = who_could_answer("abcdefgh", 1e9, took, 60.0, seed, 3)
+    everybody = replacement_candidates("abcdefgh", 1e9, took, 60.0, seed, 3)
     assert found == [d for d in everybody if d in found], "who else is there changes no order"
 
 
 def test_each_device_is_first_about_as_often() -> None:
-    first = [who_could_answer("abcd", 60.0, {}, 60.0, seed, 1)[0] for seed in range(1000)]
+    first = [replacement_candidates("abcd", 60.0, {}, 60.0, seed, 1)[0] for seed in range(1000)]
     assert all(190 <= first.count(device) <= 310 for device in "abcd")  # 250 +- 4 sigma
 
 

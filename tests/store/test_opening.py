@@ -15,9 +15,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import event, inspect, text
 
 from tests.store.write_golden_store import GOLDEN
+from tests.support.postgres import OwnTables
 from tests.support.store_agreement import assert_sums_agree
 from tests.support.store_story import accepted, header, new_run, opened
-from thinwire.core.errors import DataLost, UsageError
+from thinwire.core.errors import DataLost, Unreachable, UsageError
 from thinwire.store import Store, database, schema, tables
 
 
@@ -121,6 +122,17 @@ def test_an_address_that_is_no_database_is_a_usage_error(url: str) -> None:
     with pytest.raises(UsageError) as wrong:
         Store.open(url)
     assert "postgresql://" in wrong.value.hint
+
+
+def test_a_server_that_ends_a_statement_is_not_called_unreachable(postgres: OwnTables) -> None:
+    postgres.empty()
+    refused = pytest.raises(DataLost, match="cannot use the database")
+    with Store.open(postgres.url) as store, refused as ended, store._database.reading() as connection:
+        connection.execute(text("SET LOCAL statement_timeout = 1"))
+        connection.execute(text("SELECT pg_sleep(60)"))
+    assert "SQLSTATE 57014" in ended.value.hint
+    with pytest.raises(Unreachable, match="cannot reach the database"):
+        Store.open("postgresql://nobody@127.0.0.1:1/none")
 
 
 def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_the_reads_of_a_page_return_what_all_rows_say(store: Store):
     names = [one.device for one in clients]
     assert store.client_count(run_id) == (len(names), sum(one.selected > 0 for one in clients))
     assert [one.device for one in store.clients(run_id, 3, 4)] == names[3:7]
-    assert store.strangers(run_id, [names[0], "pi-9999"]) == ["pi-9999"]
+    assert store.not_in_run(run_id, [names[0], "pi-9999"]) == ["pi-9999"]
     assert [info.row.name for info in store.devices(names[:2])] == sorted(names[:2])
     assert store.online_since() == {}
     latest = store.latest_work(run_id, ROUNDS, names[:3])

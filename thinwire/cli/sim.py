@@ -23,7 +23,7 @@ from thinwire.cli.params import Data, Home, Json, PlanFile, Sets, Task, checked_
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.cli.runs.track import Track, opener, start_follower
 from thinwire.core import formatting
-from thinwire.core.signals import INTERRUPTED, remembered
+from thinwire.core.signals import INTERRUPTED, interruptible
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -168,7 +168,7 @@ def simulated(
     client = ClientInfo(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(hides_sample=plan.privacy.sampling_rate is not None), list[str]()
     raised = set[str]()  # classes and places of errors of the task that were printed with their text
-    with opened(home, read_only=False, create=True) as store, screen() as (tell, show), remembered() as look:
+    with opened(home, read_only=False, create=True) as store, screen() as (tell, show), interruptible() as look:
         params, buffers, counters = first_model(store, home, plan, file, made)
 
         def on_event(event: Event) -> None:

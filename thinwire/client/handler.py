@@ -238,7 +238,7 @@ class AssignmentHandler:
         self._ahead.pop(assignment.run, None)  # every assignment that began is finished and is part of the state
         settling = self._settling(job, folder)
         state = self._settle(settling, state)
-        if assignment.kind == "train" and job.plan.remembered:
+        if assignment.kind == "train" and job.plan.has_client_state:
             settling.require_memory(state)
         if assignment.secure is not None:
             return self._begin_secure(job, header, state, send)

@@ -137,8 +137,8 @@ class OutcomeHandler:
 
     `layout` is the model's, `device` is this device's name and `folder` holds the replies' files.
 
-    Invariant: a plan by which both ends continue from what was sent (`plan.remembered`) never loses count of it. If the
-    disk has lost a part of it, the device reports `state-lost`.
+    Invariant: a plan by which both ends continue from what was sent (`plan.has_client_state`) never loses count of it.
+    If the disk has lost a part of it, the device reports `state-lost`.
     """
 
     assignment: Assignment
@@ -151,7 +151,7 @@ class OutcomeHandler:
     def settled(self, state: ClientRunState) -> ClientRunState:
         """Return the state after the assignment's outcomes, without replies that are too old for one.
 
-        A state of another model layout is discarded, except its sequence. If the plan is `remembered`, no reply
+        A state of another model layout is discarded, except its sequence. If the plan has client state, no reply
         expires, because the device must know the outcome of each update. No assignment changes which round was masked
         last.
         """
@@ -163,7 +163,7 @@ class OutcomeHandler:
         if self.plan.secure.enabled and settled.encoded_at != encoded_at:  # a device masks one vector a round
             settled = replace(settled, encoded_at=encoded_at)
         if (
-            assignment.kind != "train" or self.plan.remembered
+            assignment.kind != "train" or self.plan.has_client_state
         ):  # the device must know the outcome of each of its updates
             return settled
         return expire(settled, assignment.round, self.plan.cohort.max_staleness + self.plan.local.delay)
@@ -206,7 +206,7 @@ class OutcomeHandler:
             if algorithm is not None:
                 state = replace(state, own=self._added(entry, travels, followed(algorithm, travels), state.own, -1.0))
         except (OSError, BadPayload) as error:
-            if self.plan.remembered:
+            if self.plan.has_client_state:
                 raise CannotReply("state-lost", f"adding a dropped update to the residual failed: {error}") from error
             self.say(f"round {entry.round}: its update was not used, and is damaged on this disk: {error}")
             return state

@@ -104,7 +104,7 @@ class RunPlan(Sections):
             raise _explained(error, source, overrides) from error
 
     @property
-    def remembered(self) -> bool:
+    def has_client_state(self) -> bool:
         """Return True if both ends keep state about each client between rounds: no update may be lost or count
         twice.
         """

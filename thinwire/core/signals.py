@@ -1,6 +1,6 @@
 """Ways to meet a signal that ends a program, and waiting for another process.
 
-`remembered` raises KeyboardInterrupt now and later, because Python drops one that is raised inside a callback.
+`interruptible` raises KeyboardInterrupt now and later, because Python drops one that is raised inside a callback.
 `undisturbed` ignores signals during a clean-up, and `ended_by_signals` sets an event. `handled` has any other handler.
 """
 
@@ -33,7 +33,7 @@ def handled(
 
 
 @contextmanager
-def remembered(*numbers: signal.Signals) -> Iterator[Callable[[], None]]:
+def interruptible(*numbers: signal.Signals) -> Iterator[Callable[[], None]]:
     """Make signals raise KeyboardInterrupt at once, and again at the next call of the yielded `look`.
 
     `numbers` are the signals; SIGINT is the default. The caller must call `look` regularly. A signal that was ignored

@@ -209,7 +209,7 @@ class RoundAggregator:
         self._bound: dict[str, BoundCodec] = {}
         self.norms: dict[str, float] = {}  # update id -> norm of its decoded values, in a run that bounds it
         self.algorithm = algorithm_of(plan)
-        self.weights = Weights(weights or {}) if plan.remembered else None
+        self.weights = Weights(weights or {}) if plan.has_client_state else None
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
 

@@ -27,7 +27,7 @@ from thinwire.server.policy.assignment_terms import (
     choose_work,
     fixed,
 )
-from thinwire.server.policy.cohort import SelectionWeights, evaluates, in_time, weights, who_could_answer
+from thinwire.server.policy.cohort import SelectionWeights, evaluates, in_time, replacement_candidates, weights
 from thinwire.server.policy.eligibility import AbleDevices
 from thinwire.server.round_events import Replacement
 from thinwire.store.device_profiles import update_bytes, work_key, workload
@@ -232,7 +232,7 @@ class Replacements:
         drawn = set(self._drawn)
         able = self._pool.now(self._assignments, running.elapsed)
         idle = (device for device in able if device not in drawn and running.is_free(device))
-        for device in who_could_answer(idle, *terms, running.plan.run.seed, opened.round):
+        for device in replacement_candidates(idle, *terms, running.plan.run.seed, opened.round):
             yield self._replacement(device)
         running.leases.want(running.run_id, running.leases.taken(running.run_id, able))
 

@@ -106,7 +106,7 @@ def _require_continuable(row: RunRow, plan: RunPlan, sets: Mapping[str, str]) ->
         (row.source != "devices", "it was simulated, and its clients are gone", f"thinwire runs clone {row.run_id}"),
         (row.status not in ENDED, f"it is {row.status}, and not over",
          f"thinwire runs clone {row.run_id} --set run.rounds={row.rounds_total * 2}"),
-        (plan.remembered, f"devices and aggregator both remember a state for {remembers}, and devices dropped theirs",
+        (plan.has_client_state, f"devices and aggregator both keep a state for {remembers}, and devices dropped theirs",
          clone),
         (plan.secure.enabled, f"masks, graph and coordinates were planned for {counted(plan.run.rounds, 'round')}",
          clone),

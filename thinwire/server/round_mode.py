@@ -241,7 +241,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
     chosen = rungs_of(running, times, codecs, deadline.fits_s)
     # Sums of EF21, SCAFFOLD and FedDyn hold all that a device has sent, and no part can be taken out. After a device
     # is revoked, all devices therefore start again from zero.
-    start_again = plan.remembered and running.revoked() & past.weights.keys()
+    start_again = plan.has_client_state and running.revoked() & past.weights.keys()
     considered = {*cohort.candidates, *cohort.reasons}
     opened = RoundOpened(
         at=running.clock.wall(),

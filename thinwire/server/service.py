@@ -127,7 +127,7 @@ def vectors_of(plan: RunPlan) -> int:
     """
     found = SELF + OPTIMIZERS.get(plan.server.optimizer, 2)
     found += 2 if plan.downlink.compressed else 0  # the replica, and the change that is encoded
-    found += 1 if plan.remembered else 0  # the sum of what all devices have sent
+    found += 1 if plan.has_client_state else 0  # the sum of what all devices have sent
     found += 3 if plan.secure.enabled else 0  # integers of 64 bits, and one masked vector
     return found + (1 if plan.privacy.mode == "central" else 0)  # the noise
 

@@ -57,6 +57,8 @@ WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
 EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
 NO_MORE = ("database or disk is full", "disk I/O error", "readonly")  # SQLite's messages if a disk cannot be written
 Row = TypeVar("Row")
+NOT_SERVING = ("08", "28", "3D", "53300", "57P")  # SQLSTATE: connection, password, no such database, full, ending
+DISK_FULL = "53100"
 BUSY_S = 15.0  # longest wait for another process's transaction; ours take milliseconds
 
 
@@ -81,7 +83,7 @@ class Database:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction with one consistent view, for a few quick reads."""
-        with self._in_words(), self._for_reading.begin() as connection:
+        with self._own_errors(), self._for_reading.begin() as connection:
             if self.sqlite:
                 connection.connection.cursor().execute("BEGIN")
             yield connection
@@ -96,7 +98,7 @@ class Database:
         """Open a transaction whose writes are all durable at the end, or none of them."""
         if self.read_only:
             raise DataLost(f"cannot write {self.name}", why="it was opened for reading only")
-        with self._in_words(), self._writers, self.engine.begin() as connection:
+        with self._own_errors(), self._writers, self.engine.begin() as connection:
             # The lock is taken at once: a transaction that begins as a reader could be refused at its first write.
             # One writer at a time also on a server: the journal's seq rises in the order of commits.
             if self.sqlite:
@@ -109,7 +111,7 @@ class Database:
         """Write SQLite's file again without free pages, which may hold what was deleted; nothing for a server."""
         if not self.sqlite:
             return
-        with self._in_words(), self._writers, contextlib.closing(self.engine.raw_connection()) as connection:
+        with self._own_errors(), self._writers, contextlib.closing(self.engine.raw_connection()) as connection:
             connection.cursor().execute("VACUUM")
             connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -128,7 +130,7 @@ class Database:
         self.engine.dispose()
 
     @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _own_errors(self) -> Iterator[None]:
         try:
             yield
         except IntegrityError:
@@ -139,7 +141,11 @@ class Database:
     def _refusal(self, error: DBAPIError | sqlite3.Error) -> ThinwireError:
         said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
         if not self.sqlite and isinstance(error, (OperationalError, InterfaceError)):
-            return Unreachable(f"cannot reach the database {self.name}", said, "start it, or check the address")
+            state = getattr(error.orig, "sqlstate", None)  # psycopg also calls a full disk operational
+            if state is None or state.startswith(NOT_SERVING):
+                return Unreachable(f"cannot reach the database {self.name}", said, "start it, or check the address")
+            kind = NotWritten if state == DISK_FULL else DataLost
+            return kind(f"cannot use the database {self.name}", said, f"look at the server's log at SQLSTATE {state}")
         hints = {
             "full": "free some space, or use another disk: --home FOLDER",
             "readonly": "the disk or the file is read-only: --home FOLDER on one that is not",

@@ -255,7 +255,7 @@ class RunQueries:
         with self._database.reading() as connection:
             return list(connection.scalars(wanted))
 
-    def strangers(self, run_id: str, names: Sequence[str]) -> list[str]:
+    def not_in_run(self, run_id: str, names: Sequence[str]) -> list[str]:
         """Return those of these devices that take no part in a run, by name."""
         return sorted({*names}.difference(self.client_names(run_id))) if names else []
 

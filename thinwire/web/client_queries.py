@@ -37,7 +37,7 @@ class Clients:
         rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         newest = rounds[-1] if rounds else None
         reasons = {} if newest is None or row.status in ENDED else self._reasons(row, newest)
-        absent = store.strangers(row.run_id, list(reasons))
+        absent = store.not_in_run(row.run_id, list(reasons))
         end = None if count is None else first + count
         if sort in BY_LATEST:
             every = store.client_names(row.run_id) + absent

@@ -40,12 +40,12 @@ def evaluate(
     from thinwire.client.train.protocol import ClientInfo
     from thinwire.client.worker_process import Interpreter
     from thinwire.core.events import ENDED
-    from thinwire.core.signals import remembered
+    from thinwire.core.signals import interruptible
     from thinwire.core.statedir import hold, private_folder
 
     where = aggregator_home(home)
     folder = private_folder(private_folder(where.root / FOLDER) / task.partition("=")[0])
-    with hold(folder / "lock", {"task": task}), opened(home, read_only=False) as store, remembered() as look:
+    with hold(folder / "lock", {"task": task}), opened(home, read_only=False) as store, interruptible() as look:
         worker = Worker([task], Interpreter(None, folder), device=device, threads=threads)
         try:
             worker.describe()

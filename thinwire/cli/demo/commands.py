@@ -32,7 +32,7 @@ from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core import formatting
 from thinwire.core.equipment import GIB
-from thinwire.core.signals import ENDS, remembered, undisturbed
+from thinwire.core.signals import ENDS, interruptible, undisturbed
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -72,7 +72,7 @@ def show(
     """Run the demo and return the exit code of its run. Invariant: no process is left behind."""
     count = clients or client_count(free_bytes(), MOST_PRIVATE if private else MOST)
     plan, began = plan_of(rounds, seed, count, secure=secure, private=private), time.monotonic()
-    with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
+    with folder() as home, interruptible(*ENDS) as look, Crowd(home) as crowd:
         console.note(f"state    {home}")
         about = crowd.aggregator()
         run_id, code = _run(crowd, home, plan, count, look, partial(_show_page, about, home, browse))

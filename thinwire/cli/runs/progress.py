@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.core.events import ENDED, NO_STEP
 from thinwire.core.formatting import CHOSEN, NOTHING, capped_text, counted, duration, figure, size
-from thinwire.core.signals import remembered
+from thinwire.core.signals import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
 
     hides = is_sampled(store.run(run_id).plan)
     teller, seen, looked, gone = Teller(hides_sample=hides), 0, float("-inf"), ""
-    with screen() as (tell, show), remembered() as look:
+    with screen() as (tell, show), interruptible() as look:
         while True:
             look()
             for seq, event in store.events(run_id, after=seen):

@@ -1,9 +1,9 @@
 """Selects the clients of a round, and gives the reason for every device that is not selected.
 
-`missing` decides whether a round can open. `choose` selects the clients of a round, and `who_could_answer` the idle
-devices that can still take part in an open one. `evaluators` selects those of a round that evaluate the model, if the
-plan lets only a share of them do so. Every random choice follows from the run's seed, but for `poisson`: the coins of a
-sampled private round are secret.
+`missing` decides whether a round can open. `choose` selects the clients of a round, and `replacement_candidates` the
+idle devices that can still take part in an open one. `evaluators` selects those of a round that evaluate the model, if
+the plan lets only a share of them do so. Every random choice follows from the run's seed, but for `poisson`: the coins
+of a sampled private round are secret.
 """
 
 from __future__ import annotations
@@ -152,8 +152,7 @@ def missing(
     notes += [f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else []
     least = min(want, updates_needed(plan, want)) if begun else want
     if have < least and not absent and len(present) <= (count := known()) < least:
-        said = f"only {count} {'is' if count == 1 else 'are'} known: more have to join"
-        notes.insert(0, said if count else "none has joined yet")
+        notes.insert(0, f"only {count} known: more have to join" if count else "none has joined yet")
     noted = f" ({'; '.join(notes)})" if notes else ""
     if have < least:
         return f"waiting: {have} of {counted(want, 'device')}{noted}"
@@ -321,14 +320,14 @@ def updates_needed(plan: RunPlan, selected: int) -> int:
 UNKNOWN = 0.5  # share of the round's deadline expected of a device while nothing is measured
 
 
-def who_could_answer(
+def replacement_candidates(
     idle: Iterable[str], left_s: float, took: Mapping[str, Sequence[float]], deadline_s: float, seed: int, number: int
 ) -> list[str]:
     """Return the idle devices that should reply within `left_s` seconds, in the order of the run's seed.
 
     `took` maps a device to the seconds that its last replies took.
 
-    >>> who_could_answer(["a", "b", "c"], 9.0, {"a": [5.0, 8.0], "b": [10.0]}, 60.0, seed=1, number=4)
+    >>> replacement_candidates(["a", "b", "c"], 9.0, {"a": [5.0, 8.0], "b": [10.0]}, 60.0, seed=1, number=4)
     ['c', 'a']
     """
     return in_drawn_order(in_time(idle, left_s, took, deadline_s), seed, number)

@@ -31,7 +31,7 @@ from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHea
 from thinwire.transport.device.connect import Address, TlsConnection, moved
 from thinwire.transport.device.http_client import LOOK_S, Connection, HttpRequest, Moved, block_of, finish
 from thinwire.transport.device.identity import ServerClock, Trust
-from thinwire.transport.device.session import InFlightAssignments, Registration, in_words
+from thinwire.transport.device.session import InFlightAssignments, Registration, own_errors
 from thinwire.transport.device.transfers import Incoming, Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, ApiError, packed
 from thinwire.transport.protocol.signing import Signer
@@ -109,7 +109,7 @@ class HttpsLink:
         if self._hello is None or self._hello.process != hello.process:
             self._held.forget()
             self._held.keep_open(hello.open_runs)
-        with self._in_words(), self._one_hello:
+        with self._own_errors(), self._one_hello:
             free = self._pulling if self._hello is None else self._pushing  # a pull may use the other one
             welcome = self._greet(hello, free)
             self._hello = hello
@@ -125,7 +125,7 @@ class HttpsLink:
         if self._ended:
             return self._ended.popleft()
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
-        with self._in_words():
+        with self._own_errors():
             self._know_the_time(self._pulling)
             return self._pull_again(wait_s)
 
@@ -138,12 +138,12 @@ class HttpsLink:
         header = reply_to_bytes(reply)
         length = reply.payload_bytes if isinstance(reply, ReplyHeader) else 0
         _require(bundle, length)
-        with self._in_words():
+        with self._own_errors():
             self._know_the_time(self._pushing)
             self._know_the_aggregator()
         if not self._held.is_of(reply):
             raise self._not_offered(reply)
-        with self._in_words(answer=True):
+        with self._own_errors(answer=True):
             if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
                 self._outgoing.send(reply, header, bundle)
             else:
@@ -157,19 +157,19 @@ class HttpsLink:
         One request does both. Sending the message again is harmless.
         """
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
-        with self._in_words():
+        with self._own_errors():
             self._know_the_time(self._pulling)
             if not self._pulling.is_known():
                 with self._one_hello:
                     self._greet(self._said(), self._pulling)
         if not self._held.is_of(reply):
             raise self._not_offered(reply)
-        with self._in_words(answer=True):
+        with self._own_errors(answer=True):
             return self._pull_again(wait_s, reply)
 
     def leave(self) -> None:
         """Revoke this device by its own wish. Its key is useless afterwards, and the caller deletes it."""
-        with self._in_words():
+        with self._own_errors():
             self._call(self._pushing, HttpRequest("POST", LEAVE))
 
     def cancelled(self) -> frozenset[str]:
@@ -328,9 +328,9 @@ class HttpsLink:
         """
         self._ending.wait(random.uniform(0.0, self._greeting.spread_s))
 
-    def _in_words(self, answer: bool = False) -> AbstractContextManager[None]:
+    def _own_errors(self, answer: bool = False) -> AbstractContextManager[None]:
         greeting, ended = self._greeting, self._ending.is_set
-        return in_words(self.url, greeting.trust is not None, self.fingerprint, greeting.spread_s, ended, answer)
+        return own_errors(self.url, greeting.trust is not None, self.fingerprint, greeting.spread_s, ended, answer)
 
 
 def _require(bundle: Path | None, length: int) -> None:

@@ -5,10 +5,10 @@ assignments the device has and which were withdrawn, because one thread pulls th
 `InFlightAssignments` also knows which runs belong to the aggregator of the last registration: another aggregator at the
 same address may have runs with the same ids.
 
-`in_words` gives a failed request its meaning: try again, give up this reply, or end the client. Over TLS only one thing
-ends a client: the verified aggregator reports that the device is revoked. Everything else is tried again, because it
-may be fixed without anybody at the device. On plain loopback a person has both programs in front of them, and gets the
-error at once.
+`own_errors` gives a failed request its meaning: try again, give up this reply, or end the client. Over TLS only one
+thing ends a client: the verified aggregator reports that the device is revoked. Everything else is tried again, because
+it may be fixed without anybody at the device. On plain loopback a person has both programs in front of them, and gets
+the error at once.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def meaning(
 
 
 @contextmanager
-def in_words(
+def own_errors(
     url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], answer: bool
 ) -> Iterator[None]:
     """Translate refusals and connection errors of this block into Thinwire errors.

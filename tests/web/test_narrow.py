@@ -36,9 +36,10 @@ def test_a_table_that_goes_on_beyond_the_edge_is_shaded_there_and_scrolled_by_ke
     store: Store, served: Shown, look: Open, scheme: Any
 ):
     run = twelve_rounds(store)
-    page = look(served.url, f"runs/{run.run_id}", color_scheme=scheme, viewport={"width": 390, "height": 844})
-    region = page.get_by_role("region", name="Table of clients")
-    expect(region.get_by_role("rowheader", name="pi-08")).to_be_visible()
+    page = look(served.url, "devices/pi-08", color_scheme=scheme, viewport={"width": 390, "height": 844})
+    region = page.get_by_role("region", name="Its last assignments")
+    row = region.get_by_role("rowheader", name=f"{run.run_id}, 12")
+    expect(row).to_be_visible()
     width = region.evaluate("(e) => e.clientWidth")
     plain = colour(page, region, width / 2)
     assert colour(page, region, width - 2) != plain
@@ -47,7 +48,23 @@ def test_a_table_that_goes_on_beyond_the_edge_is_shaded_there_and_scrolled_by_ke
         page.keyboard.press("ArrowRight")
     page.wait_for_function("(e) => e.scrollLeft + e.clientWidth >= e.scrollWidth - 1", arg=region.element_handle())
     assert colour(page, region, width - 2) == plain, "there is no more"
-    expect(region.get_by_role("rowheader", name="pi-08")).to_be_in_viewport(ratio=1.0)
+    expect(row).to_be_in_viewport(ratio=1.0)
+    assert (axe(page), overflow(page)) == ([], 0)
+
+
+def test_a_phone_shows_each_client_as_a_block_and_sorts_them_by_a_list(store: Store, served: Shown, look: Open):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}", viewport={"width": 390, "height": 844})
+    region = page.get_by_role("region", name="Table of clients")
+    expect(region.get_by_role("rowheader").first).to_have_text("pi-01")
+    assert region.evaluate("(e) => e.scrollWidth <= e.clientWidth"), "nothing is cut off"
+    section = page.locator("#clients")
+    section.get_by_label("Sort by").select_option("Failed")
+    expect(section.get_by_role("button", name="falling")).to_be_visible()
+    most = page.evaluate("document.querySelector('#clients td[data-label=Failed]').innerText")
+    section.get_by_role("button", name="falling").click()
+    expect(section.get_by_role("button", name="rising")).to_be_visible()
+    expect(region.locator("td[data-label=Failed]").first).not_to_have_text(most)
     assert (axe(page), overflow(page)) == ([], 0)
 
 

@@ -51,7 +51,7 @@ export const Clients = ({ run, page, shown }) => {
   return html`
     <${Section} id="clients" title="Clients" aside=${taking(page)}
       csv=${link(`api/v1/runs/${run.run_id}/clients.csv?${ordered}`)} json=${link(`api/v1/runs/${run.run_id}/clients?${query}`)}>
-      <${Table} label="Table of clients" rows=${clients} keyOf=${(c) => c.device} sorted=${sorted} columns=${[
+      <${Table} label="Table of clients" rows=${clients} stacks="pairs" keyOf=${(c) => c.device} sorted=${sorted} columns=${[
         { key: "device", title: "Client", cell: (c) => (run.source === "devices" ? html`<a href=${link(`devices/${c.device}`)}>${c.device}</a>` : c.device) },
         { key: "state", title: "Now", cell: (c) => html`<${State} client=${c} />` },
         { key: "last_outcome", title: "Last outcome", cell: (c) => html`<${LastOutcome} said=${c.last_outcome} />` },

@@ -123,7 +123,7 @@ const brief = (device, task) => {
 
 /** The devices in short, beside runs. */
 export const DeviceTable = ({ devices, task, gone }) => html`
-  <${Table} label="Table of devices" rows=${devices} empty="no device has come yet" columns=${[
+  <${Table} label="Table of devices" rows=${devices} stacks="pairs" empty="no device has come yet" columns=${[
     { title: "Device", cell: (d) => html`<${Name} device=${d} />` },
     { title: "State", cell: (d) => html`<${Presence} device=${d} gone=${gone} />` },
     { title: "Tasks", cell: (d) => brief(d, task) },

@@ -110,11 +110,15 @@ export const Heading = ({ column, sort, up, order }) => {
 };
 
 /** Rows: [{key, title, right, cell(row)}]. Scrolls sideways by itself, never the whole page; where it `stacks`, a narrow
- * screen shows each row as a block of its own (the roles are said, for such a layout takes them away). With `sorted`
- * ({sort, up, order}) each heading is a button that sorts by its column. */
+ * screen shows each row as a block of its own, with two cells a line for "pairs" (the roles are said, for such a layout
+ * takes them away). With `sorted` ({sort, up, order}) each heading is a button that sorts by its column; where the
+ * headings are not seen, there is a list of them. */
 export const Table = ({ label, columns, rows, empty, rowClass, stacks, keyOf, sorted }) => html`
-  <div class=${stacks ? "scroll tall" : "scroll"} tabindex="0" role="region" aria-label=${label}>
-    <table class=${stacks ? "stack" : ""} role="table">
+  ${sorted && stacks && html`<p class="order"><label>Sort by <select value=${sorted.sort} onChange=${(event) => sorted.order(event.target.value)}>
+    ${columns.map((c) => html`<option value=${c.key}>${c.title}</option>`)}</select></label>
+    <button type="button" class="tool" aria-label=${sorted.up ? "rising; turn" : "falling; turn"} onClick=${() => sorted.order(sorted.sort)}>${sorted.up ? "▲" : "▼"}</button></p>`}
+  <div class=${stacks === true ? "scroll tall" : "scroll"} tabindex="0" role="region" aria-label=${label}>
+    <table class=${stacks === "pairs" ? "stack pairs" : stacks ? "stack" : ""} role="table">
       <thead role="rowgroup"><tr role="row">${columns.map((c) => (sorted ? html`<${Heading} key=${c.key} column=${c} ...${sorted} />` : html`<th scope="col" role="columnheader" class=${c.right ? "right" : ""}>${c.title}</th>`))}</tr></thead>
       <tbody role="rowgroup">
         ${rows.map((row) => html`

@@ -14,6 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 
+from benchmarks.processes import free_port
 from tests.support.fleet_words import PATIENCE_S, answer, hello, polled
 from tests.support.proxy import Proxy, proxy
 from tests.support.transport_doubles import Place, place
@@ -22,7 +23,7 @@ from thinwire.core.fleet import ClientConnected, Delivery, Envelope, FixedLimits
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, UpdateId
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.device.transfers import Outgoing
+from thinwire.transport.device.transfers import FRUITLESS, Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES
 
 SIZE = 12 * 2**20
@@ -158,6 +159,25 @@ def test_an_upload_goes_on_after_the_aggregator_was_restarted(
     assert begun[0] == 0
     assert all(begun[1:]), "nothing begins from the start again"
     assert begun == sorted(begun)
+
+
+def test_an_upload_to_an_aggregator_that_is_gone_is_left_to_the_backoff_of_the_caller(
+    here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, asked, durable = file_of(tmp_path / "update", 8), list[int](), Outgoing._durable
+    with proxy(here.fleet.address) as line:
+        link, header = through(here, line), header_of(update)
+
+        def gone(self: Outgoing, *given: Any) -> list[int]:
+            asked.append(1)
+            line.target = ("127.0.0.1", free_port())  # nobody listens there
+            return durable(self, *given)
+
+        monkeypatch.setattr(Outgoing, "_durable", gone)
+        line.up.cuts = [line.up.given + SIZE // 2]
+        with pytest.raises(Unreachable):
+            link.push(header, update)
+    assert 1 <= len(asked) <= FRUITLESS
 
 
 def test_a_download_goes_on_in_a_new_process(here: Place, tmp_path: Path) -> None:

@@ -165,8 +165,7 @@ class Outgoing:
             except (OSError, http.client.HTTPException):
                 if fruitless >= FRUITLESS or self._connection.closed:
                     raise
-                fruitless += not cut  # without the next offset there is no progress yet
-                cut = bool(offsets)
+                fruitless, cut = fruitless + 1, bool(offsets)
                 self._pause()
 
     def _offered(self, said: bytes, header: ReplyHeader) -> list[int]:

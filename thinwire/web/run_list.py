@@ -4,6 +4,7 @@ their figures, their curves and what differs in their plans; both as CSV too.
 
 from __future__ import annotations
 
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,11 +26,10 @@ from thinwire.web.schemas import Answer
 
 ListKey = Literal[SortKey, "disk"]
 MOST_LINES: Final = 10_000  # of a CSV
-RUN_FOLDER_FILES: Final = 100_000  # at which counting a folder's bytes ends
 
 
 class RunLine(Answer):
-    """Holds a line of the table of runs; `best` is the best value of the plan's `metric`, or the latest one."""
+    """Holds a line of the table of runs; `best` is the best value of the plan's `metric`; without one, the latest."""
 
     run_id: str
     name: str = ""
@@ -63,7 +63,7 @@ class RunList(Answer):
 
 
 class DiskSizes:
-    """Counts the bytes of runs on disk; those of a run that is over again only if its folder has changed."""
+    """Counts the bytes of runs on disk; an ended run is counted again only if its folder has changed."""
 
     def __init__(self, runs: Path | None) -> None:
         self._runs = runs
@@ -89,21 +89,22 @@ class DiskSizes:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """Yield the bytes of the files of a folder and of those in it; a file that goes meanwhile has none."""
+    """Yield the bytes of the files of a folder and of those in it; one that is removed meanwhile has none."""
     left = [folder]
-    for _ in range(RUN_FOLDER_FILES):
-        if not left:
-            return
+    while left:
         try:
-            for entry in left.pop().iterdir():
-                if entry.is_symlink():
-                    continue
-                if entry.is_dir():
-                    left.append(entry)
-                else:
-                    yield entry.stat().st_size
+            entries = list(left.pop().iterdir())
         except OSError:
             continue
+        for entry in entries:
+            try:
+                found = entry.lstat()
+            except OSError:
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                left.append(entry)
+            elif stat.S_ISREG(found.st_mode):
+                yield found.st_size
 
 
 class RunLines:
@@ -123,6 +124,7 @@ class RunLines:
 
     def _by_disk(self, found: RunFilter, descending: bool) -> list[str]:
         ids = self._store.run_ids(found)  # newest first, and sorting keeps that among equal ones
+        # True: by the sizes that are known, or the folders of all running runs would be counted for each page.
         return sorted(ids, key=lambda run_id: self._disk.of(run_id, True) or 0, reverse=descending)
 
     def _lines(self, rows: Sequence[RunRow]) -> list[RunLine]:
@@ -150,7 +152,7 @@ def list_csv(
     lines: LinesDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
     down: bool = True,
 ) -> Response:  # fmt: skip
-    """Return the runs that match, without pages."""
+    """Return the runs that match, at most `MOST_LINES` of them."""
     found = lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, 0, MOST_LINES)
     return as_csv(found.runs, RunLine, "runs")
 
@@ -215,7 +217,7 @@ def compared(store: StoreDep, runs: RunIds, metric: Metric = "", target: float |
 
 
 def _ids(runs: str) -> list[str]:
-    """Return the names of the runs to compare; `NotFound` unless they are one to `MOST_RUNS`."""
+    """Return the ids of the runs to compare; `NotFound` unless they are one to `MOST_RUNS`."""
     ids = list(dict.fromkeys(filter(None, runs.split(","))))
     if not 1 <= len(ids) <= MOST_RUNS:
         raise NotFound(

@@ -33,8 +33,6 @@ from thinwire.web.access import SettingsDep, StoreDep, from_state
 from thinwire.web.security import NEXT, client_address, is_secure, session_token, static_text
 from thinwire.web.settings import Settings
 
-WRONG_CODES = 10  # in WINDOW_S, from all browsers together
-WINDOW_S = 60.0
 WRONG_OF_ONE = 5  # passwords of one name from one neighbourhood, or of one session, in NAME_WINDOW_S
 NAME_WINDOW_S = 300.0
 WRONG_OF_NAME = 200  # passwords of one name from everywhere in NAME_WINDOW_S
@@ -48,23 +46,8 @@ class TooMany(ThinwireError):
     """Reports too many wrong passwords, or too many checks that wait."""
 
 
-class Tries:
-    """Counts the wrong codes of the last minute. It refuses no correct code, because nobody guesses 78 bits."""
-
-    def __init__(self) -> None:
-        self.wrong: deque[float] = deque(maxlen=WRONG_CODES)
-
-    def too_many(self) -> bool:
-        """Return True if `WRONG_CODES` were wrong within `WINDOW_S`."""
-        return len(self.wrong) == WRONG_CODES and time.monotonic() - self.wrong[0] < WINDOW_S
-
-    def note(self) -> None:
-        """Count one wrong code."""
-        self.wrong.append(time.monotonic())
-
-
 class PasswordChecks:
-    """Checks passwords: few at a time, and few wrong ones in each of some buckets, in `NAME_WINDOW_S`.
+    """Checks passwords: `AT_ONCE` at a time, and for each bucket a number of wrong ones within `NAME_WINDOW_S`.
 
     A check counts as wrong from its beginning until it turns out right, so that many at once gain nothing.
     """
@@ -88,7 +71,7 @@ class PasswordChecks:
         return await self._check({("session", hashed(token)): WRONG_OF_ONE}, work)
 
     async def _check(self, most: Mapping[Bucket, int], work: Callable[[], Found | None]) -> Found | None:
-        """Return what `work` returns in a thread, None or False for a wrong password; raise `TooMany`."""
+        """Return what `work` returns in a thread, None for a wrong password; raise `TooMany`."""
         now = self._clock()
         self._forget(now)
         if any(len(self._tried.get(bucket, ())) >= limit for bucket, limit in most.items()):
@@ -111,7 +94,7 @@ class PasswordChecks:
         return found
 
     def _forget(self, now: float) -> None:
-        """Drop what is older than the window; what is kept is bounded by the checks of five minutes."""
+        """Drop what is older than the window; the checks of one window bound what is kept."""
         for bucket, tried in list(self._tried.items()):
             while tried and now - tried[0] >= NAME_WINDOW_S:
                 tried.popleft()
@@ -123,7 +106,7 @@ class Entrance:
     """Opens sessions: each way in ends the session that the browser brought, and returns the form again if it fails."""
 
     def __init__(self, settings: Settings, store: Store, checks: PasswordChecks) -> None:
-        self._settings, self._store, self._checks, self._codes = settings, store, checks, Tries()
+        self._settings, self._store, self._checks = settings, store, checks
 
     def form(self, said: str = "", status: int = 200, name: str = "") -> Response:
         """Return the form; `said` is the reason why the last try was refused."""
@@ -142,9 +125,6 @@ class Entrance:
         token = await run_in_threadpool(self._store.logins.redeem, code[:64])
         if token is not None:
             return await self._enter(request, token, after)
-        if self._codes.too_many():
-            return self.form("That code is not valid, like many in the last minute. A fresh one works.", 429)
-        self._codes.note()
         return self._failed(self.form("That code is not valid: each works once, for ten minutes.", 401), MACHINE)
 
     async def by_password(self, request: Request, name: str, password: str, after: str) -> Response:

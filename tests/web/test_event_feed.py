@@ -100,7 +100,7 @@ def test_an_id_that_the_feed_does_not_have_begins_with_reset(store: Store, run: 
 
 
 def test_a_reader_that_is_too_far_behind_begins_again(store: Store, run: Told, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(event_feed, "BEHIND", 3)
+    monkeypatch.setattr(event_feed, "MAX_BEHIND", 3)
 
     async def steps(feeds: EventFeeds) -> None:
         feed = await feeds.of(run.run_id)
@@ -224,7 +224,7 @@ def test_a_deleted_run_ends_its_own_streams_and_no_others(store: Store, run: Tol
 
     async def steps(feeds: EventFeeds) -> None:
         gone, kept = await feeds.of(run.run_id), await feeds.of(other.run_id)
-        first = feeds.stream(gone, "", lambda: not gone.is_over)
+        first = feeds.stream(gone, "", lambda: not gone.is_deleted)
         second = feeds.stream(kept, "", lambda: True)
         await anext(first)
         await anext(second)

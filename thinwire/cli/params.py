@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from thinwire.core.net import MOST_PORT, bind, host_port, is_loopback
+from thinwire.core.net import MAX_PORT, bind, host_port, is_loopback
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -101,7 +101,7 @@ def checked_plan(file: Path, sets: list[str] | None) -> RunPlan:
     return plan
 
 
-PORTS = f"a port is 1 to {MOST_PORT}; 0 takes one that is free"
+PORTS = f"a port is 1 to {MAX_PORT}; 0 takes one that is free"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Address:
         if not colon or not host or not port.lstrip("-").isdecimal():
             why = "an address of this machine and a port, with : between them"
             raise UsageError(f"{option} {text!r} is not HOST:PORT", why=why, hint=f"{option} 127.0.0.1:9090")
-        if port.startswith("-") or int(port) > MOST_PORT:
+        if port.startswith("-") or int(port) > MAX_PORT:
             raise UsageError(
                 f"{option} {text!r} has no port of that number", why=PORTS, hint=f"{option} {host}:9090, for instance"
             )

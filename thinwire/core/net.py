@@ -20,7 +20,7 @@ KEEPALIVE = (
 UNSENT_BYTES = 128 * 2**10  # at most, in the kernel: a transfer that is cut or cancelled ends soon
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python names it from 3.12 on
 
-MOST_PORT = 65535
+MAX_PORT = 65535
 
 
 def host_port(host: str, port: int) -> str:
@@ -45,6 +45,8 @@ def is_loopback(host: str) -> bool:
 def neighbourhood(address: str) -> str:
     """Return the prefix that counts as one address: an IPv4 address, or the /64 that a single IPv6 machine gets.
 
+    Text that is no IP address is returned as it is.
+
     >>> neighbourhood("2001:db8::1"), neighbourhood("::ffff:192.0.2.1"), neighbourhood("192.0.2.1")
     ('2001:db8::/64', '192.0.2.1', '192.0.2.1')
     """
@@ -60,7 +62,7 @@ def neighbourhood(address: str) -> str:
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
-    """Return a socket bound to an address of this machine, with port 0 to a free one.
+    """Return a socket bound to this address of the machine; port 0 takes a free port.
 
     Raise `Unreachable` if that fails; `option` is the one that names the address.
     """
@@ -76,15 +78,15 @@ def bind(host: str, port: int, option: str) -> socket.socket:
             why="the port is taken by another process"
             if code == errno.EADDRINUSE
             else getattr(error, "strerror", None) or str(error),
-            hint=_instead(host, port, option, code),
+            hint=_bind_hint(host, port, option, code),
         ) from error
     return made
 
 
-def _instead(host: str, port: int, option: str, code: int | None) -> str:
+def _bind_hint(host: str, port: int, option: str, code: int | None) -> str:
     """Return the hint for an address that failed with errno `code`."""
     if code == errno.EADDRINUSE:
-        other = host_port(host, port + 1 if port < MOST_PORT else 0)
+        other = host_port(host, port + 1 if port < MAX_PORT else 0)
         return f"{option} {other}, or stop the other process (ss -ltnp shows it)"
     if code == errno.EACCES:
         return "a port from 1024 on, or a service of the machine: thinwire aggregator service install --system"
@@ -93,7 +95,7 @@ def _instead(host: str, port: int, option: str, code: int | None) -> str:
 
 
 def tune(sock: socket.socket) -> None:
-    """Have the system end a connection whose peer has vanished, send what is written at once, and buffer few bytes."""
+    """Have the system end a connection whose peer does not respond, send what is written at once, and buffer little."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in KEEPALIVE:

@@ -1,20 +1,20 @@
 """Tree aggregation, the noise of DP-FTRL: not each round gets noise of its own, but each sum of all rounds so far.
 
 Kairouz, McMahan, Song, Thakkar, Thakurta and Xu (2021), "Practical and Private (Deep) Learning without Sampling or
-Shuffling". The rounds of a tree are its places 1, 2, .., n. A node is a block of 2^l places that ends at a multiple of
-2^l. Of the blocks that end at place e one is used, the longest that begins after an even multiple of its length. It has
-lsb(e) places (the lowest set bit of e), and gets noise z(e) once. The places 1 .. t are the disjoint blocks `nodes(t)`:
+Shuffling". The rounds of a tree are its positions 1, 2, .., n. A node is a block of 2^l positions that ends at a
+multiple of 2^l. Of the blocks that end at position e only one is used: the block of lsb(e) positions, where lsb(e) is
+the lowest set bit of e. Its noise z(e) is drawn once. The positions 1 .. t are the disjoint blocks `nodes(t)`:
 
     S(t) = x(1) + .. + x(t)           the sum of the clipped updates of these rounds, in integers
     N(t) = sum of z(e), e in nodes(t)     at most log2(t) + 1 of them; N(0) = 0
 
-Round t adds x(t) + N(t) - N(s) to the model, where s is the last round before it that made a step (of a round without a
-step, x is 0). All these increments up to round t sum to S(t) + N(t), exactly, because N(s) cancels. So:
+Round t adds x(t) + N(t) - N(s) to the model, where s is the last round before it that made a step (x = 0 in a round
+without a step). All these increments up to round t sum to S(t) + N(t), exactly, because N(s) cancels. So:
 
 1. An increment is the difference of two noised prefixes S + N, and a noised prefix is the sum of noised nodes. Whatever
    is released is computed from noised nodes. Noise of the increments is correlated, and no cost is counted for it.
-2. The aggregator needs nothing to go on but the model and the noise of the nodes in `nodes(s)`. It keeps no sum without
-   noise, and of the noise the keys from which it is drawn again (`server/tree_noise.py`).
+2. To resume, the aggregator needs nothing but the model and the noise of the nodes in `nodes(s)`. It keeps no sum
+   without noise, and of the noise the keys from which it is drawn again (`server/tree_noise.py`).
 
 Cost of a client with p participations. Its vector has a norm of at most D in each. A node is released when its last
 place is over or later, so its other inputs follow from what was released before. Given that, its sum moves by at most

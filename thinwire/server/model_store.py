@@ -124,18 +124,18 @@ class Versions:
     def prune(self, keep: Collection[int] | None, sent: Collection[int] = (), changes: Collection[int] = ()) -> None:
         """Delete the files of all versions except models to `keep`, versions still `sent`, and logged `changes`.
 
-        With `keep=None` all models stay. The first call of a process lists the folder; a later one deletes what the
-        call before it left. So its time does not grow with the number of versions.
+        With `keep=None` all models stay. The first call of a process lists the folder. A later one looks only at what
+        the call before it kept, so its time does not grow with the number of versions.
 
-        Invariant: the first call after a version was written leaves its files.
+        Invariant: a later call leaves the files of versions that were written since the call before it.
         """
-        kept, going, logged = ({self.path(v).stem for v in versions} for versions in (keep or (), sent, changes))
-        wanted = {".replica": going, ".change": going | logged}
+        kept, still_sent, logged = ({self.path(v).stem for v in versions} for versions in (keep or (), sent, changes))
+        wanted = {".replica": still_sent, ".change": still_sent | logged}
         if keep is not None:
-            wanted |= {".model": kept | going, ".state": kept}
+            wanted |= {".model": kept | still_sent, ".state": kept}
         if not self._left:
             self.bundles.update(self.folder.glob("v*.from*"))
-        for path in [path for path in self.bundles if path.stem not in going]:
+        for path in [path for path in self.bundles if path.stem not in still_sent]:
             path.unlink(missing_ok=True)
             self.bundles.remove(path)
         for suffix, stems in wanted.items():
@@ -220,7 +220,7 @@ class SentAssignments:
                 if self.find(device := arrival.update_id.device, arrival.assignment_id):
                     self.plans.learn(device, holds=True)
                 if self.models:
-                    self.models.holds(device)
+                    self.models.note_reply(device)
             case Failure(kind, _, assignment_id, device):
                 if kind == "need-plan":
                     self.plans.learn(device, holds=False)
@@ -355,7 +355,7 @@ class ModelDistributor:
             return None  # its round is closed, and its version replaced: the next assignment carries the whole model
         return replace(envelope, assignment=replace(assignment, parts=parcel.parts), bundle=self.bundle(parcel))
 
-    def holds(self, device: str) -> None:
+    def note_reply(self, device: str) -> None:
         """Note that the device replied, so it holds the version that its reply was made from."""
         self._lost.discard(device)
 

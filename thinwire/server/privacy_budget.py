@@ -43,10 +43,10 @@ class PrivacyBudget:
         self._here: dict[str, list[int]] | None = None  # device -> the rounds of this run in which it was selected
         self._bearers: Mapping[str, tuple[str, ...]] = {}  # as of `_here`
         self._barred: Mapping[str, str] = {}
-        self._online: frozenset[str] = frozenset()  # as of `_barred`: a device that registers may be barred
+        self._online: frozenset[str] = frozenset()  # devices when `_barred` was read; a new one may be barred
 
     def population(self, running: RunContext) -> str:
-        """Return the clients whose spending counts together; each simulated run has its own."""
+        """Return the name of the population whose spending adds up over its runs; a simulated run has its own."""
         named = self.plan.privacy.population or self.plan.run.task
         return f"simulation of {running.run_id}" if running.simulated else named
 
@@ -55,7 +55,7 @@ class PrivacyBudget:
 
         Raise `DataLost` while the ledger may lack entries, as after a restored backup.
         """
-        why = self._ended(running, device, release)
+        why = self._why_spent_out(running, device, release)
         rounds, apart = self._read(running)[1].get(device, [0]), self.plan.privacy.min_separation
         if not why and rounds[-1] > 0 and running.past.rounds_opened + 1 < rounds[-1] + apart:
             return MIN_SEPARATION.format(rounds[-1], apart, rounds[-1] + apart)
@@ -65,7 +65,7 @@ class PrivacyBudget:
         """Return the devices that take part in nothing until a person has charged them, with the reason."""
         return running.store.privacy.excluded(self.population(running))
 
-    def _ended(self, running: RunContext, device: str, release: Release) -> str:
+    def _why_spent_out(self, running: RunContext, device: str, release: Release) -> str:
         """Return why a device may not spend any further round of this run; "" if it may."""
         privacy, (spent, here) = self.plan.privacy, self._read(running)
         if device in self._barred:
@@ -119,7 +119,7 @@ class PrivacyBudget:
         for cost in dict.fromkeys(costs.values()):  # most devices have spent the same
             if why := self._over_budget(running, dict(cost), release):
                 device = next(device for device, own in costs.items() if own == cost)
-                raise _spent("each device of a sampled run pays for each round: no other is opened", device, why)
+                raise _budget_spent("each device of a sampled run pays for each round: no other is opened", device, why)
 
     def reserved_for_all(self, running: RunContext, opened: RoundOpened, release: Release) -> list[Event]:
         """Return what a sampled round spends: one release of each client of the population, so it names nobody."""
@@ -135,7 +135,7 @@ class PrivacyBudget:
         devices, self._spent = list(opened.assignments), None
         for device in devices:
             if why := self.excluded(running, device, release):
-                raise _spent(f"round {opened.round} is not opened", device, why)
+                raise _budget_spent(f"round {opened.round} is not opened", device, why)
         for device in devices:
             self._read(running)[1].setdefault(device, []).append(opened.round)
         self._spent = None
@@ -153,18 +153,22 @@ class PrivacyBudget:
         """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent, or because
         one round alone would pass the budget.
 
-        Raise `TooFewClients` if a simulation waits for ever, since all its clients took part too short a time ago. On
-        devices another one may connect.
+        Raise `TooFewClients` if a simulation waits for ever, since all its clients took part too short a time ago. In a
+        run on devices another device may connect.
         """
         self._spent = None  # another run of the population may have spent since
         if self.plan.privacy.budget is not None and (why := self._over_budget(running, {}, release)):
-            raise _spent("no round fits into the budget", "a client that has spent nothing", why)  # nobody may come
-        excluded = {device: self._ended(running, device, release) for device in running.presence.devices}
+            raise _budget_spent(
+                "no round fits into the budget", "a client that has spent nothing", why
+            )  # nobody may come
+        excluded = {device: self._why_spent_out(running, device, release) for device in running.presence.devices}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1
         if excluded and left < needed <= len(excluded):
             device, why = next((device, why) for device, why in excluded.items() if why)
-            raise _spent(f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend", device, why)
+            raise _budget_spent(
+                f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend", device, why
+            )
 
         if not running.simulated or self.plan.privacy.min_separation == 1:
             return
@@ -195,6 +199,6 @@ class PrivacyBudget:
         return self._spent, self._here
 
 
-def _spent(what: str, device: str, why: str) -> BudgetSpent:
+def _budget_spent(what: str, device: str, why: str) -> BudgetSpent:
     hint = "more clients, more noise, or a larger [privacy] budget; what is spent stays spent"
     return BudgetSpent(what, f"{device} {why}", hint)

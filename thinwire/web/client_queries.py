@@ -14,10 +14,19 @@ from thinwire.web import round_schemas, schemas
 
 ShownKey = Literal[ClientKey, "state", "examples", "residual_ratio"]  # what a table of clients is sorted by
 LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
-HEAT_ROUNDS = 60  # of a heat map at most, as of the strip of rounds above it
-HEAT_ROWS = 200  # of a heat map: more clients are put together in bins
-HEAT_CELLS = 60_000  # assignments that are read for it: of more clients fewer rounds
-OUTCOMES = ("over", "aggregated", "accepted", "aggregated-late", "selected", "dropped", "failed")  # from best to worst
+HEAT_ROUNDS = 60  # of a heat map at most: as many as the strip of rounds above it shows
+HEAT_ROWS = 200  # of a heat map at most: more clients are put together in bins
+HEAT_CELLS = 60_000  # assignments that are read for a heat map: with more clients it has fewer rounds
+# From best to worst. `over` is first: the run ended before the reply came, which no device could help.
+OUTCOMES = (
+    "over",
+    "aggregated",
+    "accepted",
+    "aggregated-late",
+    "selected",
+    "dropped",
+    "failed",
+)
 
 
 class Clients:
@@ -30,10 +39,11 @@ class Clients:
         self, row: RunRow, first: int = 0, count: int | None = None, sort: ShownKey = "device", down: bool = False
     ) -> schemas.Clients:  # fmt: skip
         """Return `count` clients of a run from the place `first` on: those that take part in this order, then the
-        others by name. What follows from the latest rounds is in no table, and sorts all of them together.
+        others by name. A sort by a value of the latest rounds (`BY_LATEST`) has one order for all clients, because no
+        table holds that value.
         """
         store = self._store
-        there, selected = store.client_count(row.run_id)
+        taking_part, selected = store.client_count(row.run_id)
         rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         newest = rounds[-1] if rounds else None
         reasons = {} if newest is None or row.status in ENDED else self._reasons(row, newest)
@@ -46,14 +56,14 @@ class Clients:
             shown_absent = sorted({*absent}.intersection(names))
         else:
             clients = store.clients(row.run_id, first, count, cast(ClientKey, sort), down)
-            shown_absent = absent[max(0, first - there) : None if end is None else max(0, end - there)]
+            shown_absent = absent[max(0, first - taking_part) : None if end is None else max(0, end - taking_part)]
             names = [one.device for one in clients] + shown_absent
         wanted = None if count is None else names
         latest = store.latest_work(row.run_id, _since(newest), wanted)
         shown = client_states(row, newest, latest, clients, store.devices(wanted), reasons, shown_absent)
         by_name = {one.device: one for one in shown}
         return schemas.Clients(
-            total=there + len(absent), selected=selected, first=first,
+            total=taking_part + len(absent), selected=selected, first=first,
             clients=[by_name[name] for name in names if name in by_name],
         )  # fmt: skip
 
@@ -109,7 +119,7 @@ def sorted_by(names: Sequence[str], values: Mapping[str, Any], down: bool) -> li
 
 
 def _since(newest: RoundRow | None) -> int:
-    """Return the first of the latest rounds."""
+    """Return the number of the first of the latest rounds."""
     return max(1, newest.round - LATEST_ROUNDS + 1) if newest else 1
 
 

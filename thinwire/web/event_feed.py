@@ -36,8 +36,8 @@ from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import STREAM, RunId
 
 KEPT: Final = 1000  # messages of a run
-AT_ONCE: Final = 500  # events that are read at once
-BEHIND: Final = 500  # messages that a slow reader may be behind before it has to begin again
+MAX_BATCH: Final = 500  # events that are read at once
+MAX_BEHIND: Final = 500  # messages that a slow reader may be behind before it has to begin again
 MOST_READERS: Final = 256
 READERS_OF_ONE: Final = 32
 TICK_S: Final = 0.25
@@ -59,7 +59,7 @@ class JournalEvent(BaseModel):
 
 @dataclass
 class RunFeed:
-    """Keeps the newest events of one run. The event loop's thread changes it, and in `read` a worker."""
+    """Keeps the newest events of one run. Only the thread of the event loop changes it."""
 
     run_id: str
     name: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -68,7 +68,7 @@ class RunFeed:
     seq: int = 0  # number in the journal of the last one that was read
     readers: set[asyncio.Event] = field(default_factory=set)
     used_at: float = field(default_factory=time.monotonic)
-    is_over: bool = False  # the run is no more
+    is_deleted: bool = False  # its run
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def add(self, events: list[Event]) -> None:
@@ -132,14 +132,14 @@ class EventFeeds:
             try:
                 await self._read(feed)
             except NotFound:  # its run was deleted: the streams end at their next heartbeat
-                feed.is_over = True
+                feed.is_deleted = True
                 self._feeds.pop(feed.run_id, None)
             except ThinwireError:  # this one is read again at the next look; the others are read now
                 changes = -1
         self._seen = changes
 
     async def _read(self, feed: RunFeed) -> None:
-        """Give a feed the events that are new; first of all the newest that it keeps."""
+        """Add the new events to a feed; the first time, the newest `KEPT`."""
         more = True
         async with feed.reading:
             while more:
@@ -149,16 +149,16 @@ class EventFeeds:
     def _new(self, feed: RunFeed) -> tuple[int, list[Event], bool]:
         """Return the number of the last event that was read, the new events to show, and whether there are more."""
         first, sampled = feed.seq == 0, is_sampled(self._store.run(feed.run_id).plan)
-        found = (  # the newest that are shown: among 1000 of all kinds, their number would tell how many were sampled
+        found = (  # `KEPT` shown ones: how many of `KEPT` events of all kinds are shown tells how many were sampled
             self._store.newest_events(feed.run_id, KEPT, SHOWN_OF_SAMPLED if sampled else None)
             if first
-            else self._store.events(feed.run_id, feed.seq, AT_ONCE)
+            else self._store.events(feed.run_id, feed.seq, MAX_BATCH)
         )
         if sampled:
             shown = [one for _, event in found if (one := without_sample(event)) is not None]
         else:
             shown = [event for _, event in found]
-        return (found[-1][0] if found else feed.seq), shown, not first and len(found) == AT_ONCE
+        return (found[-1][0] if found else feed.seq), shown, not first and len(found) == MAX_BATCH
 
     async def of(self, run_id: str) -> RunFeed:
         """Return the feed of a run, up to date; `NotFound` without such a run."""
@@ -174,8 +174,8 @@ class EventFeeds:
     ) -> AsyncGenerator[str, None]:  # fmt: skip
         """Yield the feed's messages after `last_id`, and each new one.
 
-        A reader without `last_id` gets what comes from now on. `reset` tells a reader to read the events again: they
-        follow a message that the feed has no more. At each heartbeat `still_known` checks the session.
+        A reader without `last_id` gets what comes from now on. `reset` tells a reader to read all events again, because
+        the feed has forgotten some that follow `last_id`. At each heartbeat `still_known` checks the session.
         """
         reader, session = asyncio.Event(), Watch(still_known)
         with self.places.taken(user) as found:
@@ -191,7 +191,7 @@ class EventFeeds:
                 while not self._closing():
                     missed = feed.since(at)
                     at = feed.count
-                    if missed is None or len(missed) > BEHIND:
+                    if missed is None or len(missed) > MAX_BEHIND:
                         yield f"id: {feed.name}-{at}\nevent: reset\ndata: {{}}\n\n"
                     elif missed:
                         yield "".join(missed)
@@ -230,5 +230,5 @@ async def stream(request: Request, feeds: FeedsDep, run_id: RunId, last_event_id
     seen = visitor(request)
     if refused := feeds.places.refusal(seen.person.user):
         return refused
-    sent = feeds.stream(feed, last_event_id, lambda: not feed.is_over and seen.still_known(), seen.person.user)
+    sent = feeds.stream(feed, last_event_id, lambda: not feed.is_deleted and seen.still_known(), seen.person.user)
     return StreamingResponse(sent, media_type="text/event-stream", headers=STREAM)

@@ -1,7 +1,7 @@
 """The commands of `thinwire aggregator users` and `tokens`: who may use the dashboard and its API.
 
-They work on the state directory, with or without a running aggregator. Who may write it may do this, so nobody is ever
-locked out of the dashboard.
+They work on the state directory, with or without a running aggregator. Whoever may write that directory may use these
+commands, so nobody is ever locked out of the dashboard.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def list_users(json: Json = False, home: Home = None) -> None:
     ]  # fmt: skip
     console.table(header, rows)
     if not found:
-        console.note("no users: who can read the state directory logs in with a code of aggregator status --login")
+        console.note("no users: log in with a code (thinwire aggregator status --login)")
 
 
 @tokens.command(name="add")
@@ -113,8 +113,8 @@ def add_token(
         console.document({**asdict(made.row), "secret": made.secret})
         return
     console.line(made.secret)
-    may = f"reads {run_id} only" if run_id else f"acts as {role}"
-    console.note(f"token {made.row.id} of {user} {may}, until {console.moment(made.row.expires_at)}")
+    rights = f"acts as {role}" + (f", and reads {run_id} only" if run_id else "")
+    console.note(f"token {made.row.id} of {user} {rights}, until {console.moment(made.row.expires_at)}")
     console.note("the secret is shown once; send it as the header Authorization: Bearer SECRET")
 
 
@@ -152,7 +152,10 @@ def revoke_token(
 
 
 def _password(from_stdin: bool, command: str) -> str:
-    """Return a password, typed twice without an echo, or read from stdin; raise `UsageError` if there is none."""
+    """Return a password, typed twice without an echo, or read from stdin.
+
+    Raise `UsageError` if there is none, or if the two differ.
+    """
     import getpass
 
     if from_stdin:
@@ -164,5 +167,7 @@ def _password(from_stdin: bool, command: str) -> str:
         )  # fmt: skip
     first = getpass.getpass("password: ", sys.stderr)
     if getpass.getpass("again:    ", sys.stderr) != first:
-        raise UsageError("the two passwords differ", "each was typed once", f"thinwire aggregator {command}")
+        raise UsageError(
+            "the two passwords differ", "a typing error would lock the user out", f"thinwire aggregator {command}"
+        )
     return first

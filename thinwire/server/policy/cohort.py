@@ -24,7 +24,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, SecretRng, derive, seed63
 from thinwire.core.secure_numbers import check_numbers, fewest_devices, wanted_count, with_excess
 
-MOST_TRIED = 256  # devices, in the search for the fewest with which a run begins
+MAX_CLIENTS_TRIED = 256  # devices, in the search for the fewest with which a run begins
 SHOWN = 5  # unable devices that a waiting sentence names
 
 
@@ -32,7 +32,7 @@ SHOWN = 5  # unable devices that a waiting sentence names
 class Cohort:
     """Holds the clients selected for a round, in the order of their assignments, and a reason for every other device.
 
-    `target` updates are enough. `[cohort] min_updates` may be a share of the `wanted` ones. `able` counts the devices
+    `target_updates` are enough. `[cohort] min_updates` may be a share of the `wanted` ones. `able` counts the devices
     that could take part. Clients in `later` are selected too, and get their assignment once a concurrency slot is free.
     `sampling` says how clients were selected if their weights differed.
     """
@@ -173,13 +173,13 @@ def missing(
 
 
 def fewest_to_begin(plan: RunPlan) -> int:
-    """Return with how many able devices a run begins; 0 if it waits for names, or if MOST_TRIED are too few.
+    """Return with how many able devices a run begins; 0 if it waits for names, or if MAX_CLIENTS_TRIED are too few.
 
     >>> fewest_to_begin(RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[secure]\\nenabled=true'))
     3
     """
     wait_for, least = plan.cohort.wait_for, fewest_devices(plan) if plan.secure.enabled else 1
-    counts = range(max(wait_for, least), MOST_TRIED + 1) if isinstance(wait_for, int) and least else range(0)
+    counts = range(max(wait_for, least), MAX_CLIENTS_TRIED + 1) if isinstance(wait_for, int) and least else range(0)
     return next((count for count in counts if missing(plan, list(map(str, range(count))), {}) is None), 0)
 
 
@@ -289,8 +289,8 @@ COIN_BITS = 64
 def poisson(population: Sequence[str], rate: float, rng: SecretRng) -> tuple[str, ...]:
     """Return a Poisson sample: each device is in it by a coin of its own, in the order of the population.
 
-    The probability is `rate` to 2^-64, and never above. The result may be empty. Law: nothing but the secret coins
-    decides, so neither presence nor speed nor an earlier sample changes it.
+    The probability is `rate` to 2^-64, and never above it. The result may be empty. Invariant: nothing but the secret
+    coins decides, so neither presence nor speed nor an earlier sample changes it.
     """
     words = np.frombuffer(rng.random_bytes(len(population) * COIN_BITS // 8), np.uint64)
     below = np.uint64(math.floor(rate * 2**COIN_BITS))

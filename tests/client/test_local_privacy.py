@@ -116,6 +116,19 @@ class Local(Device):
         return super().data(client)
 
 
+@pytest.mark.parametrize("weight", [1.0, 3e38])
+def test_a_model_that_some_record_drives_to_infinity_gets_a_noised_update_as_any_other_does(
+    tmp_path: Path, weight: float
+) -> None:
+    """An aggregator chooses the model: whether training fails would tell it how large a record is, without noise."""
+    device, params = Local(tmp_path), np.full(LAYOUT.size, weight, np.float32)
+    reply, file = device.aggregator.answer(device.session, device.aggregator.assign(1, codec="identity", params=params))
+    assert isinstance(reply, ReplyHeader) and file is not None
+    assert len(device.ledger.bookings) == 1
+    sent = np.frombuffer(file.read_bytes()[-4 * LAYOUT.model_size :], np.float32)
+    assert np.isfinite(sent).all() and len(np.unique(sent)) > 1, "noise, also where the update is zeros"
+
+
 def test_a_reply_is_booked_before_the_data_are_read_and_has_nothing_but_the_noised_update(tmp_path: Path) -> None:
     device = Local(tmp_path)
     delivery = device.aggregator.assign(1, codec="identity")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from tests.client.test_policy import plan, rule_of
 from tests.client.test_private_assignments import CENTRAL, Private
+from thinwire.client.errors import FAILED
 from thinwire.client.policy import Policy
 from thinwire.client.privacy_ledger import DeviceLedger
 from thinwire.core import RunPlan
+from thinwire.core.records import replace
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -43,11 +48,50 @@ def test_a_kill_behind_the_commit_of_a_reply_is_made_good_by_the_next_process(tm
     assert len(device.ledger.bookings) == 2
 
 
-def test_a_reply_that_failed_leaves_its_booking_open(tmp_path):
+def test_a_kill_before_the_reply_leaves_its_booking_open(tmp_path):
     device = Private(tmp_path)
     device.gate.admit(device.aggregator.assign(1, identity="beef", assignment_id="a-1").assignment)
     device.start()
     assert device.rule(1, identity="beef", assignment_id="a-1") == ""
+    assert len(device.ledger.bookings) == 1
+
+
+class Failing(Private):
+    def data(self, client):
+        super().data(client)
+        raise ValueError
+
+
+def test_each_failure_costs_a_line_because_it_may_tell_of_the_data(tmp_path):
+    device = Failing(tmp_path, Policy(max_participations=2))
+    kinds = [device.kind(1, identity="beef", assignment_id="a-1") for _ in range(3)]
+    assert (kinds, len(device.ledger.bookings)) == ([FAILED, FAILED, "declined"], 2)
+
+
+def test_one_id_for_assignments_of_several_runs_is_booked_for_each_of_them(tmp_path):
+    device = Private(tmp_path)
+    assignment = device.aggregator.assign(1, identity="beef", assignment_id="a-1").assignment
+    for count, run in enumerate(("small-1", "small-2", "small-3"), 1):
+        device.gate.admit(replace(assignment, run=run))
+        device.gate.admit(replace(assignment, run=run))  # it came twice
+        assert len(device.ledger.bookings) == count
+
+
+def test_nothing_of_a_reply_leaves_before_the_ledger_has_noted_it(tmp_path, monkeypatch):
+    device, pwrite = Private(tmp_path), os.pwrite
+
+    def full(descriptor, data, at):
+        if b"answered" in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    for _ in range(3):
+        assert device.kind(1, identity="beef", assignment_id="a-1") == FAILED
+        device.start()
+        assert device.session.unsent() == []
+    monkeypatch.undo()
+    assert [header.assignment_id for header, _ in device.session.unsent()] == ["a-1"]
     assert len(device.ledger.bookings) == 1
 
 

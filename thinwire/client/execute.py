@@ -23,7 +23,7 @@ from thinwire.client.errors import CannotReply
 from thinwire.client.executor import local_of
 from thinwire.client.payload import ControlVariate, encode
 from thinwire.client.personal import PersonalExecutor, StartingValues, arrays_of, starting_values, values_of_origin
-from thinwire.client.private_noise import noised, private_steps
+from thinwire.client.private_noise import noised, private_steps, without_divergence
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import TrainRequest, TrainResult, Work
@@ -258,7 +258,7 @@ def trained(
         shift=following.shift if following and assignment.kind == "train" else None,
         private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
         kept=begin.vector, round=assignment.round, version=assignment.base_version,
-        may_report=may_report(job.plan), max_state_bytes=job.max_state_bytes,
+        may_report=may_report(job.plan), may_diverge=job.plan.is_protected, max_state_bytes=job.max_state_bytes,
         state=_state_of(job, state) if assignment.kind == "train" else {},
     )  # fmt: skip
     buffers = state.buffers if own else shared
@@ -285,10 +285,10 @@ def trained(
         examples = int(max((count for _, count in metrics.values()), default=0))
         return Trained(replace(header, metrics=metrics, timings=spent, examples=examples), state)
 
+    change = np.subtract(done.params, start, out=done.params)
+    done = without_divergence(job.plan, done, change, begin.vector, buffers, job.say)
     if done.kept is not None and not np.isfinite(done.kept).all():
         raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
-    change = done.params
-    change -= start
     metrics |= {f"train/{name}": value for name, value in done.reported.items()}
     if done.loss[1]:
         metrics["train/loss"] = done.loss
@@ -305,7 +305,9 @@ def trained(
     if local.overlap:
         state = replace(state, pending=outbox.with_one(state.pending, header, change))
     change /= change.dtype.type(a)
-    local_buffers: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
+    local_buffers = (
+        done.buffers if local.buffers == "local" and done.buffers is not None and done.buffers.size else None
+    )
     state = replace(
         state, layout_digest=bench.layout.digest, counters=done.counters, buffers=local_buffers,
         personal=arrays_of(done.kept, personal) if personal else {},
@@ -393,7 +395,6 @@ def _encoded(
 
 
 def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
-    if assignment.kind == "evaluate":
-        return True
-    is_due = (assignment.round - 1) % plan.run.evaluate_every == 0
-    return plan.run.evaluate == "clients" and assignment.evaluates and not assignment.is_follow_up and is_due
+    is_due = (assignment.round - 1) % plan.run.evaluate_every == 0 and not assignment.is_follow_up
+    asked = plan.run.evaluate == "clients" and assignment.evaluates and is_due
+    return assignment.kind == "evaluate" or asked

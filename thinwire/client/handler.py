@@ -11,6 +11,7 @@ phases apart: `begin` advertises and trains, `finish` masks, and `answer_phase` 
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,6 +34,7 @@ from thinwire.client.train.errors import Cancelled, in_full
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
+from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import is_protected
@@ -103,13 +105,9 @@ class AssignmentHandler:
         return self.finish(begun) if isinstance(begun, Begun) else begun
 
     def begin(
-        self,
-        delivery: Delivery,
-        cancelled: Callable[[], bool],
-        say: Say,
-        queue_s: float = 0.0,
+        self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0,
         send: Send | None = None,
-    ) -> Answer | Begun:
+    ) -> Answer | Begun:  # fmt: skip
         """Return the reply, or with overlap or in a secure round a `Begun` from which `finish` makes the reply.
 
         With overlap, the next assignment may begin before `finish` is called. One thread calls `finish`, in the order
@@ -185,10 +183,15 @@ class AssignmentHandler:
         self.kept.save(say)
 
     def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHeader, Path | None]]:
-        """Return every reply on disk that has no outcome yet, with its file. A new process sends these again."""
-        found = self.kept.unsent(self.bench.name, say)
-        for header, _ in found:
-            self.gate.answered(header.identity, header.assignment_id)  # a kill behind the commit may have left it out
+        """Return every reply on disk that has no outcome yet, with its file, but none that the ledger cannot note."""
+        found = []
+        for header, path in self.kept.unsent(self.bench.name, say):
+            try:  # a kill behind the commit may have left it out
+                self.gate.answered(header.identity, header.assignment_id)
+            except DataLost as error:
+                say(f"{header.assignment_id}: its reply is not sent: {error}")
+            else:
+                found.append((header, path))
         return found
 
     def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
@@ -212,6 +215,7 @@ class AssignmentHandler:
             ahead = self._ahead[assignment.run] = PipelineState()
             self._afterwards.pop(assignment.run, None)
         if (made := outbox.find(state, assignment.assignment_id)) is not None:
+            self.gate.answered(assignment.identity, assignment.assignment_id)
             say(f"round {assignment.round}: answered before, sent again")
             return made.header, folder.path(made)
         if assignment.secure is not None:
@@ -388,4 +392,8 @@ class AssignmentHandler:
         said = error.said if isinstance(error, CannotReply) else in_full(error)
         say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
         plan = self.gate.plans.known(assignment)  # most assignments name their plan by its digest
-        return errors.untelling(failure) if is_protected(replace(assignment, plan=plan or assignment.plan)) else failure
+        if not is_protected(replace(assignment, plan=plan or assignment.plan)):
+            return failure
+        with contextlib.suppress(DataLost):  # that a task failed may tell of its data: another try is booked apart
+            self.gate.answered(assignment.identity, assignment.assignment_id)
+        return errors.untelling(failure)

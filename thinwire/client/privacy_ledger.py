@@ -17,7 +17,6 @@ replaces it. A disk that loses the end of a synced file is not noticed here; the
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -85,7 +84,8 @@ class Booking:
     @property
     def id(self) -> tuple[object, ...]:
         """Return what two deliveries of one assignment have in common."""
-        return (self.identity, self.assignment, self.sequence, self.dataset, self.population, self.release)
+        of_run = self.run, self.round, self.sequence  # an aggregator may give one id to assignments of several runs
+        return (self.identity, self.assignment, *of_run, self.dataset, self.population, self.release)
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -212,14 +212,14 @@ class DeviceLedger:
         """Note durably that an assignment has its reply: if it comes again, its next reply is booked apart.
 
         It is called behind the commit of the reply, before anything of it leaves, and again by the next process for
-        each reply on disk. Without a booking it does nothing. If the disk refuses, only this process knows.
+        each reply on disk. Without a booking it does nothing. Raise `DataLost` if the ledger is damaged or the disk
+        full: then nothing of the reply may leave.
         """
         with self._lock:
             for key in [key for key in self._open if key[:2] == (identity, assignment)]:
-                number = self._open.pop(key)
-                with contextlib.suppress(DataLost):
-                    self._require_whole()
-                    self._head = self._add({ANSWERED: number})
+                self._require_whole()
+                self._head = self._add({ANSWERED: self._open[key]})
+                del self._open[key]
 
     def _add(self, said: Mapping[str, object]) -> str:
         """Add a line durably, and return its hash."""

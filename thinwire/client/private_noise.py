@@ -21,17 +21,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.client.train.layout import Key
-from thinwire.client.train.protocol import PrivateSteps
+from thinwire.client.train.protocol import PrivateSteps, TrainResult
 from thinwire.core.errors import NonFiniteUpdate
+from thinwire.core.records import replace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thinwire.aggregation.private_lattice import Draw
+    from thinwire.client.calls import Say
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
     from thinwire.core.prng import SecretRng
     from thinwire.core.types import Vector
+
+
+def without_divergence(
+    plan: RunPlan, done: TrainResult, change: Vector, kept: Vector | None, buffers: Vector | None, say: Say
+) -> TrainResult:
+    """Return a training's result; if it is not finite under masks or noise, `kept` and `buffers` are as before it.
+
+    Then `change`, its update, becomes zeros, in place. A failure instead would leave the device without noise and
+    without masks: an aggregator may send a model that only a record above some value drives to infinity, and would
+    learn of that record as often and as exactly as it likes.
+    """
+    vectors = (change, done.kept, done.buffers, np.array(done.loss))
+    if not plan.is_protected or all(vector is None or bool(np.isfinite(vector).all()) for vector in vectors):
+        return done
+    say("training diverged: an update of zeros is sent, which tells nothing of it")
+    change.fill(0.0)
+    begun_with = done.buffers if buffers is None else buffers
+    return replace(done, kept=kept, buffers=begun_with, state=None, loss=(0.0, 0.0), reported={})
 
 
 def noised(

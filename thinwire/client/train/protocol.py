@@ -51,7 +51,7 @@ class TrainRequest:
     `kept` holds their floats, parameters first, and is None for a client that has trained none yet.
 
     `round`, `version`, `may_report` and `state` are for a task's own train() (`Context`), which may leave at most
-    `max_state_bytes` in its state.
+    `max_state_bytes` in its state. With `may_diverge` a loss that is not finite is no error: no reply may tell of it.
     """
 
     measure: bool
@@ -70,6 +70,7 @@ class TrainRequest:
     round: int = 1
     version: int = 0
     may_report: bool = True
+    may_diverge: bool = False
     max_state_bytes: int = 0
     state: Arrays = field(default_factory=dict)
 
@@ -85,7 +86,7 @@ class TrainRequest:
             "schedule": vars(self.schedule), "within_s": self.within_s,
             "first": self.first, "private": None if self.private is None else list(self.private),
             "personal": list(self.personal), "round": self.round, "version": self.version,
-            "may_report": self.may_report, "max_state_bytes": self.max_state_bytes,
+            "may_report": self.may_report, "may_diverge": self.may_diverge, "max_state_bytes": self.max_state_bytes,
         }  # fmt: skip
 
     @classmethod
@@ -97,7 +98,8 @@ class TrainRequest:
             None if raw["within_s"] is None else float(raw["within_s"]), first=bool(raw["first"]),
             private=None if raw["private"] is None else PrivateSteps(*raw["private"]),
             personal=tuple(map(str, raw["personal"])), round=int(raw["round"]), version=int(raw["version"]),
-            may_report=bool(raw["may_report"]), max_state_bytes=int(raw["max_state_bytes"]),
+            may_report=bool(raw["may_report"]), may_diverge=bool(raw["may_diverge"]),
+            max_state_bytes=int(raw["max_state_bytes"]),
         )  # fmt: skip
 
 

@@ -317,13 +317,10 @@ class TaskRuntime:
         received = clock.now()
         until = None if order.within_s is None else received + order.within_s
         partial = None if until is None else TimeBudget(until, order.local.min_steps, clock)
-        trainer = (
-            TorchTrainer(
-                self.task, order.local, self.device, order.schedule, partial, clock, order.shift, order.personal
-            )
-            if order.train
-            else None
-        )  # made before any data are read: it refuses keys that nothing carries out
+        trainer = None
+        if order.train:  # made before any data are read: it refuses keys that nothing carries out
+            given = self.device, order.schedule, partial, clock, order.shift, order.personal, order.may_diverge
+            trainer = TorchTrainer(self.task, order.local, *given)
         split, done = self.split(client), TrainResult()
         module = self.set_up(params, buffers, order.counters, order.personal, kept)
         begun = clock.now()

@@ -69,6 +69,7 @@ class TorchTrainer:
     clock: Clock = REAL
     shift: Vector | None = None  # added to the gradient of every step
     personal: tuple[str, ...] = ()  # tensors that FedProx does not pull: they have no shared value
+    may_diverge: bool = False  # a loss that is not finite is no error
 
     def __post_init__(self) -> None:
         if self.shift is not None and self.task.optional("train") is not None:
@@ -168,7 +169,7 @@ class TorchTrainer:
                 if self.partial.over(steps, begun - last):
                     break
         summed, seen = losses.total()
-        if not math.isfinite(summed):
+        if not math.isfinite(summed) and not self.may_diverge:
             raise NotFinite("the loss became NaN or infinity", why="training diverged", hint="a smaller [local] lr")
         examples = self._weight(batches.count(data), seen, steps, work.steps, total)
         return Trained(examples, steps, counted.a, (summed, float(seen)), total)

@@ -282,6 +282,16 @@ def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
     require_accounted(made, plan)
 
 
+def test_a_run_whose_budget_is_spent_ends_also_after_a_restart_before_its_devices_are_back(tmp_path: Path) -> None:
+    release = noise_plan(PLAN, LAYOUT.model_size, 1).release
+    two, three = (epsilon_of({release: rounds}, 1e-3) for rounds in (2, 3))
+    plan = RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nbudget = {(two + 3 * three) / 4}")
+    World(tmp_path / "undisturbed", fate := Fate(), plan).live()
+    for place in range(len(fate.places) - 3, len(fate.places) + 1):
+        made = World(tmp_path / f"killed at {place}", Fate(place), plan).live()
+        assert (made.status, made.of(RunStatusChanged)[-1].exit_code) == ("failed", 7), fate.places[place - 1]
+
+
 def test_a_budget_smaller_than_one_round_ends_the_run_before_anybody_is_waited_for(tmp_path: Path) -> None:
     made = World(tmp_path, Fate(), RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nbudget = 0.1")).live()
     end = made.of(RunStatusChanged)[-1]

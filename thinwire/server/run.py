@@ -215,7 +215,7 @@ def _gather(running: RunContext, paused: Paused) -> bool:
 
     Raise `TooFewClients` after the plan's `wait_s`, unless that is 0.
     """
-    began = running.elapsed
+    began, asked = running.elapsed, frozenset[str]()
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # note the devices that connected before the run began
     while True:
@@ -229,6 +229,8 @@ def _gather(running: RunContext, paused: Paused) -> bool:
         sentence = running.waits_for()
         if sentence is None or running.mode.can_continue(running):
             return True
+        if asked != (asked := frozenset(running.presence.devices)):
+            running.mode.require_budget(running)  # devices that connected since may have nothing left to spend
         if not running.leases.is_short(running.run_id):
             began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S

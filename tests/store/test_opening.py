@@ -126,7 +126,7 @@ def test_an_address_that_is_no_database_is_a_usage_error(url: str) -> None:
 
 def test_a_server_that_ends_a_statement_is_not_called_unreachable(postgres: OwnTables) -> None:
     postgres.empty()
-    refused = pytest.raises(DataLost, match="cannot use the database")
+    refused = pytest.raises(Unreachable, match="cannot use the database")
     with Store.open(postgres.url) as store, refused as ended, store._database.reading() as connection:
         connection.execute(text("SET LOCAL statement_timeout = 1"))
         connection.execute(text("SELECT pg_sleep(60)"))

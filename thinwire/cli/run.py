@@ -102,11 +102,13 @@ def known_devices(store: Store) -> set[str]:
 
 
 def is_nowhere(store: Store, task: str) -> bool:
-    """Return True if there are devices, each has told its tasks, and this task is none of them."""
-    from thinwire.store.task_layouts import hosts
+    """Return True if there are devices, each has told its tasks, and this task is none of them.
 
+    A task that a device could not import counts: `thinwire devices list` shows what is wrong with it there.
+    """
     known = [info for info in store.devices() if info.row.state != "revoked"]
-    return bool(known) and all(info.hello for info in known) and not hosts(known, task)
+    told = {str(one.get("name")) for info in known for one in info.tasks}
+    return bool(known) and all(info.hello for info in known) and task not in told
 
 
 def too_many(plan: RunPlan, known: Collection[str]) -> dict[str, str]:

@@ -57,7 +57,8 @@ WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
 EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
 NO_MORE = ("database or disk is full", "disk I/O error", "readonly")  # SQLite's messages if a disk cannot be written
 Row = TypeVar("Row")
-NOT_SERVING = ("08", "28", "3D", "53300", "57P")  # SQLSTATE: connection, password, no such database, full, ending
+NOT_SERVING = ("08", "28", "3D", "53300", "57P")  # SQLSTATE: connection, access, too many connections, it ends
+PASSING = ("40", "55P03", "57014", "53200", "25006", "25P")  # conflict, lock, time limit, memory, failover, idle
 DISK_FULL = "53100"
 BUSY_S = 15.0  # longest wait for another process's transaction; ours take milliseconds
 
@@ -140,12 +141,8 @@ class Database:
 
     def _refusal(self, error: DBAPIError | sqlite3.Error) -> ThinwireError:
         said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
-        if not self.sqlite and isinstance(error, (OperationalError, InterfaceError)):
-            state = getattr(error.orig, "sqlstate", None)  # psycopg also calls a full disk operational
-            if state is None or state.startswith(NOT_SERVING):
-                return Unreachable(f"cannot reach the database {self.name}", said, "start it, or check the address")
-            kind = NotWritten if state == DISK_FULL else DataLost
-            return kind(f"cannot use the database {self.name}", said, f"look at the server's log at SQLSTATE {state}")
+        if not self.sqlite:
+            return self._refusal_of_server(error, said)
         hints = {
             "full": "free some space, or use another disk: --home FOLDER",
             "readonly": "the disk or the file is read-only: --home FOLDER on one that is not",
@@ -157,6 +154,16 @@ class Database:
         hint = next((hint for sign, hint in hints.items() if sign in said), "look at the disk, or restore a backup")
         kind = NotWritten if any(sign in said for sign in NO_MORE) else DataLost
         return kind(f"cannot use the database {self.name}", why=said, hint=hint)
+
+    def _refusal_of_server(self, error: DBAPIError | sqlite3.Error, said: str) -> ThinwireError:
+        """Return the error for the SQLSTATE of PostgreSQL; without one there is no connection."""
+        state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+        what, hint = f"cannot use the database {self.name}", f"look at the server's log, at SQLSTATE {state}"
+        if state.startswith(PASSING):
+            return Unreachable(what, why=said, hint=f"try again; {hint}")
+        if (not state and isinstance(error, (OperationalError, InterfaceError))) or state.startswith(NOT_SERVING):
+            return Unreachable(f"cannot reach the database {self.name}", said, "start it, or check the address")
+        return (NotWritten if state == DISK_FULL else DataLost)(what, why=said, hint=hint)
 
 
 def database_url(path_or_url: str | Path) -> URL:

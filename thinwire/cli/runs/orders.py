@@ -308,7 +308,7 @@ def clone(
         if refused := plan.check(codecs):
             raise as_error(refused)
         require_alive(home)
-        if not yes:
+        if not yes and row.source == "devices":
             require_known(store, plan, home)
         made = _submit(store, home, row, old, plan, name, task)
     if json:

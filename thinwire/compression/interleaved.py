@@ -6,7 +6,7 @@ A lane has a state x of 32 bits. A number of frequency f, before which frequenci
 
 and a state too large for that first gives away its lower 16 bits, as a word. The decoder goes the same way back, so the
 encoder begins with the last number. Lanes take turns, and all their words are one sequence. Numpy works on all lanes at
-once; kernels go from one to the next, and no lane waits for the one before it.
+once, Python's integers on few; kernels go from one to the next, and no lane waits for the one before it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Bytes = NDArray[np.uint8]
 
 LEAST_STATE = 1 << 16
 LANE, MOST_LANES = 2048, 256  # a lane has so many numbers at least: its two free bytes are under 1 % of them
+FEW_LANES = 16  # for so many, integers of Python take half of numpy's time, for one lane a thirtieth
 PART = 1 << 13  # numbers that are counted or decoded at a time; every number of lanes divides it
 
 
@@ -102,6 +103,8 @@ def write_numbers(parts: Sequence[tuple[Bytes, Model]], lanes: int, free: int = 
 
 def _write_numbers(numbers: Bytes, model: Model, states: NDArray[np.uint32], words: NDArray[np.uint16], at: int) -> int:
     """Write a part from its end on; return the place of the first word written."""
+    if states.size <= FEW_LANES:
+        return _write_in_few_lanes(numbers, model, states, words, at)
     bits, lanes = np.uint64(model.frequencies.bits), states.size
     each, starts = model.each.astype(np.uint64), model.starts.astype(np.uint64)
     for first in range((numbers.size - 1) // lanes * lanes, -1, -lanes):
@@ -113,6 +116,23 @@ def _write_numbers(numbers: Bytes, model: Model, states: NDArray[np.uint32], wor
         at -= taken.size
         x[full] = taken >> np.uint64(16)
         states[: here.size] = (x // f << bits) + x % f + starts[here]
+    return at
+
+
+def _write_in_few_lanes(
+    numbers: Bytes, model: Model, states: NDArray[np.uint32], words: NDArray[np.uint16], at: int
+) -> int:
+    each, starts, bits, last = model.each.tolist(), model.starts.tolist(), model.frequencies.bits, at
+    xs, found, lane = states.tolist(), list[int](), (numbers.size - 1) % states.size
+    for n in reversed(numbers.tobytes()):
+        x, f = xs[lane], each[n]
+        if x >= f << (32 - bits):
+            found.append(x & 0xFFFF)
+            x >>= 16
+        xs[lane] = (x // f << bits) + x % f + starts[n]
+        lane = (lane or len(xs)) - 1
+    states[:], at = xs, at - len(found)
+    words[at:last] = found[::-1]
     return at
 
 
@@ -154,6 +174,8 @@ class Words:
             self.read(model, np.empty(min(PART, count - first), np.uint8))
 
     def _read(self, model: Model, out: Bytes, count: int) -> int:
+        if self.lanes <= FEW_LANES:
+            return self._read_few_lanes(model, out, count)
         words, bits, at = np.frombuffer(self.data, "<u2", count), np.uint32(model.frequencies.bits), self.at
         each, starts = model.each.astype(np.uint32), model.starts.astype(np.uint32)
         for first in range(0, out.size, self.lanes):
@@ -167,6 +189,27 @@ class Words:
                 return -1
             x[few] = x[few] << np.uint32(16) | words[at : at + few.size]
             at += few.size
+        return at
+
+    def _read_few_lanes(self, model: Model, out: Bytes, count: int) -> int:
+        each, starts, of = model.each.tolist(), model.starts.tolist(), model.slots.tobytes()
+        words, at, bits = np.frombuffer(self.data, "<u2", count).tolist(), self.at, model.frequencies.bits
+        mask = (1 << bits) - 1
+        xs, lane, found = self.states.tolist(), 0, bytearray()
+        for _ in range(out.size):
+            x = xs[lane]
+            slot = x & mask
+            n = of[slot]
+            x = each[n] * (x >> bits) + slot - starts[n]
+            if x < LEAST_STATE:
+                if at >= count:
+                    return -1
+                x = x << 16 | words[at]
+                at += 1
+            xs[lane] = x
+            found.append(n)
+            lane = (lane + 1) % len(xs)
+        self.states[:], out[:] = xs, np.frombuffer(found, np.uint8)
         return at
 
     @property

@@ -7,6 +7,7 @@ untrusted frame does harm.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -115,10 +116,19 @@ def vectors(draw: st.DrawFn, most: int = 5000, furthest: int = 100) -> Vector:
     )
 
 
-few = settings(max_examples=12, deadline=None)
+@functools.cache
+def normal_steps(n: int, count: int) -> tuple[Vector, ...]:
+    """Return so many vectors of n values, the same for every spec; they may not be written to."""
+    found = tuple(made(n, step, "normal", 0) for step in range(count))
+    for x in found:
+        x.flags.writeable = False
+    return found
+
+
+few = settings(max_examples=8, deadline=None)
 MANY = 200  # values: for so many, six encodings are enough to estimate the mean error
 NEARLY = 0.1  # the excess allowed over the error of a uniform rotation, which a Hadamard transform comes near
-fewer = settings(max_examples=5, deadline=None)
+fewer = settings(max_examples=4, deadline=None)
 
 
 def test_its_spec_is_canonical(spec: str) -> None:
@@ -161,7 +171,7 @@ def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str
     assert np.array_equal(x, given_x)
 
 
-@settings(few, max_examples=8, derandomize=True)
+@settings(few, derandomize=True)
 @given(x=vectors())
 def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
     """The mean error over fixed keys keeps the bound of the kind, plus four standard deviations.
@@ -196,7 +206,10 @@ def _keeps_within(kind: ErrorBound, spec: str, x: Vector, error: Callable[[int],
     if rotates(spec) and (x.size < 1024 or not dense(x)):
         return  # a Hadamard transform comes near a uniform rotation only on dense data
     keys = 200 if drawn(spec) or x.size < MANY else 6
-    errors = [float((error(k) ** 2).sum()) for k in range(keys)]
+    errors = [float((error(k) ** 2).sum()) for k in range(6)]
+    if drawn(spec) or len(set(errors)) > 1:  # else no key changes anything
+        errors += [float((error(k) ** 2).sum()) for k in range(6, keys)]
+    keys = len(errors)
     whole = float((x.astype(np.float64) ** 2).sum())
     room = 4 * np.std(errors) / np.sqrt(keys)
     if drawn(spec):  # one value may hold nearly all of the norm, and no key may select it
@@ -268,15 +281,18 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector,
 
 
 def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
-    """The residual stays bounded over 500 steps."""
+    """The residual stays bounded over 100 to 500 steps.
+
+    Where nothing is sent, t random steps leave sqrt(t) times the norm of one: there are twice as many steps as exceed
+    the bound in that case, as far as 500 do.
+    """
     codec = in_feedback(spec, layout_of(400, spec))
     delta = contraction(codec.kind)
     state, largest = codec.init(), 0.0
-    for step in range(500):
-        x = made(400, step, "normal", 0)
+    allowed = 2 / delta if delta >= 0.05 else 20
+    for step, x in enumerate(normal_steps(400, 500)[: max(100, math.ceil(2 * allowed**2))]):
         largest = max(largest, float(np.linalg.norm(x)))
-        state = codec.encode(x, state, Key(step)).state
-        allowed = 2 / delta if delta >= 0.05 else 20
+        state = codec.encode(x.copy(), state, Key(step)).state
         assert float(np.linalg.norm(state["residual"])) <= allowed * largest
 
 
@@ -307,10 +323,7 @@ def test_it_says_what_kind_it_is(spec: str) -> None:
     assert isinstance(parse(spec).bind(layout_of(9, spec)).kind, Unbiased | Contractive | NoGuarantee)
 
 
-few_frames = settings(max_examples=12, deadline=None)
-
-
-@few_frames
+@few
 @given(x=vectors())
 def test_a_frame_is_at_most_as_long_as_it_says(spec: str, x: Vector) -> None:
     """A frame is at most `max_bytes` long, and `check` accepts it."""

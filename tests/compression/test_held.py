@@ -45,7 +45,7 @@ def in_steps(spec: str, x: Vector, held: Vector, sign: int) -> tuple[bytes, byte
 
 
 @pytest.mark.parametrize("spec", FOLLOWED)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     n=st.sampled_from([1, 65, 4095, 8193, 70001]), seed=st.integers(0, 99), shape=st.sampled_from(["normal", "ties"])
 )

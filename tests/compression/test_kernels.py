@@ -34,11 +34,14 @@ def path(request):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_every_path_gives_the_golden_bytes_and_floats(spec: str, path: str) -> None:
-    codec, file = parse(spec).bind(layout_of(fixed_vector().size, spec)), FOLDER / f"{name_of(spec)}.frame"
-    if is_ours_alone(spec):
-        assert codec.encode(fixed_vector(), codec.init(), Key(1, 2)).payload == file.read_bytes()
-    assert codec.decode(file.read_bytes()).astype("<f4").tobytes() == file.with_suffix(".f4").read_bytes()
+def test_every_path_gives_the_golden_bytes_and_floats(spec: str) -> None:
+    x, file = fixed_vector(), FOLDER / f"{name_of(spec)}.frame"
+    codec, frame = parse(spec).bind(layout_of(x.size, spec)), file.read_bytes()
+    for path in native.available():
+        with native.using(path):
+            if is_ours_alone(spec):
+                assert codec.encode(x.copy(), codec.init(), Key(1, 2)).payload == frame, path
+            assert codec.decode(frame).astype("<f4").tobytes() == file.with_suffix(".f4").read_bytes(), path
 
 
 @st.composite
@@ -80,20 +83,6 @@ def test_every_path_gives_what_numpy_gives(
             assert both() == expected, path
 
 
-@pytest.mark.parametrize("spec", [*QUANTIZERS, "topk(0.01)", "topk(0.5)"])
-def test_no_bit_depends_on_the_number_of_threads(spec: str, path: str) -> None:
-    x = made(native.LEAST * 3 + 5, 1, "normal", 0)
-    bound = parse(spec).bind(layout_of(x.size, spec))
-    with native.using("numpy"):
-        payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
-        found = {(payload, bound.decode(payload).tobytes())}
-    for count in (1, 2, 3):
-        with native.using_threads(count):
-            payload = bound.encode(x.copy(), bound.init(), Key(1)).payload
-            found.add((payload, bound.decode(payload).tobytes()))
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize("spec", [*ROTATING, "natural"])
 def test_what_is_drawn_for_a_value_does_not_depend_on_the_part_that_is_in_cache(spec: str, path: str) -> None:
     x = made(CACHED + 70_001, 1, "normal", 0)
@@ -105,13 +94,13 @@ def test_what_is_drawn_for_a_value_does_not_depend_on_the_part_that_is_in_cache(
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("spec", [*QUANTIZERS, *FURTHER])
-def test_what_is_not_finite_is_refused_wherever_it_stands(spec: str, bad: float, path: str) -> None:
+def test_what_is_not_finite_is_refused_wherever_it_stands(spec: str, path: str) -> None:
+    right = made(9000, 1, "normal", 0)
     for codec in (parse(spec), feedback(parse(spec))):
         bound = codec.bind(layout_of(9000))
-        for place in (0, 4095, 4096, 8999):
-            x = made(9000, 1, "normal", 0)
+        for bad, place in itertools.product((np.nan, np.inf, -np.inf), (0, 4095, 4096, 8999)):
+            x = right.copy()
             x[place] = bad
             with pytest.raises(NonFiniteUpdate):
                 bound.encode(x, bound.init(), Key(1))

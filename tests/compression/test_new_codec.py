@@ -90,17 +90,21 @@ class Spin(Quantizer):
             raise BadPayload(f"a symbol outside -{LEVELS}..{LEVELS}")
 '''
 ASK = """
-import json
+import contextlib, io, json
 from benchmarks.codecs import SPECS
 from docs.generate.codecs import codecs_page
 from thinwire.aggregation import codecs
+from thinwire.cli.main import main
 from thinwire.core.plan import RunPlan
 
 def refusal(uplink):
     plan = RunPlan.parse(f'[run]\\ntask = "toy"\\n[local]\\nlr = 1\\n[uplink]\\n{uplink}')
     return " ".join(f"{one.what} {one.why} {one.hint}" for one in plan.check(codecs))
 
+with contextlib.redirect_stdout(io.StringIO()) as listed:
+    main(["codecs", "--json"])
 print(json.dumps({
+    "listed": json.loads(listed.getvalue()),
     "timed": "spin" in SPECS,
     "from": __import__("thinwire").__file__,
     "page": [line for line in codecs_page().splitlines() if "`spin`" in line],
@@ -119,18 +123,28 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def built_in(tmp_path: Path) -> Path:
-    """A copy of the repository, whose folder of codecs has one file more."""
-    generated = shutil.ignore_patterns("__pycache__", ".*_cache")
+@pytest.fixture(scope="module")
+def built_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository, with what is compiled of it, whose folder of codecs has one file more."""
+    folder = tmp_path_factory.mktemp("built_in")
     for name in ("thinwire", "tests", "benchmarks", "docs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=generated)
-    shutil.copy(ROOT / "README.md", tmp_path)
-    (tmp_path / CODEC).write_text(SPIN)
-    return tmp_path
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*_cache"))
+    shutil.copy(ROOT / "README.md", folder)
+    (folder / CODEC).write_text(SPIN)
+    return folder
 
 
 CODEC = "thinwire/compression/codecs/spin.py"
+
+
+# In one process, which imports once what each of the two does.
+WRITE = """
+import docs.generate.__main__
+import tests.compression.write_golden
+tests.compression.write_golden.main()
+docs.generate.__main__.main()
+"""
+LAWS = ["-p", "no:cacheprovider", "-q", "-k", "(within_its_kind or mean_of_many or canonical) and spin]"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -140,7 +154,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def run(folder: Path, *words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+    # The plugins of other packages take as long to import as pytest.
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     call = [sys.executable, *words]
     done = subprocess.run(call, cwd=folder, text=True, capture_output=True, timeout=240, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -149,9 +164,7 @@ def run(folder: Path, *words: str) -> str:
 
 @pytest.mark.slow
 def test_a_codec_that_rotates_keeps_the_laws_because_its_class_says_that_it_rotates(package: Path) -> None:
-    laws = "(within_its_kind or mean_of_many or canonical) and spin]"
-    run(package, "-m", "pytest", "-p", "thinwire.conformance.plugin", "-p", "no:cacheprovider", "-q", "-k", laws,
-        "--thinwire-codec", "mypkg:Spin")  # fmt: skip
+    run(package, "-m", "pytest", "-p", "thinwire.conformance.plugin", *LAWS, "--thinwire-codec", "mypkg:Spin")
 
 
 @pytest.mark.parametrize("place", ["package", "built_in"])
@@ -159,10 +172,10 @@ def test_the_list_the_docs_the_benchmark_and_the_rules_of_plans_take_it_up(
     place: str, request: pytest.FixtureRequest
 ) -> None:
     folder = request.getfixturevalue(place)
-    rows = {row["name"]: row for row in json.loads(run(folder, "-m", "thinwire.cli", "codecs", "--json"))}
+    found = json.loads(run(folder, "-c", ASK))
+    rows = {row["name"]: row for row in found["listed"]}
     assert rows["spin"]["paper"] == "Somebody et al. 2026"
     assert rows["spin"]["kind"] == "unbiased, omega 0.327"
-    found = json.loads(run(folder, "-c", ASK))
     assert (str(folder) in found["from"]) == (place == "built_in")
     assert found["timed"]
     assert len(found["page"]) == 1
@@ -176,8 +189,7 @@ def test_the_list_the_docs_the_benchmark_and_the_rules_of_plans_take_it_up(
 @pytest.mark.slow
 def test_a_built_in_one_changes_its_golden_files_and_the_reference_page_and_no_other_file(built_in: Path) -> None:
     before = contents(built_in)
-    run(built_in, "-m", "tests.compression.write_golden")
-    run(built_in, "-m", "docs.generate")
+    run(built_in, "-c", WRITE)
     after = contents(built_in)
     assert {name for name in before | after if before.get(name) != after.get(name)} == {
         "docs/reference/codecs.md",
@@ -187,8 +199,7 @@ def test_a_built_in_one_changes_its_golden_files_and_the_reference_page_and_no_o
     (row,) = (line for line in page if line not in before_page)
     assert row.startswith("| `spin` |")
     assert [line for line in page if line != row] == before_page
-    laws = "(within_its_kind or mean_of_many or canonical) and spin]"
-    run(built_in, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", laws, "tests/compression/test_codec_laws.py")
+    run(built_in, "-m", "pytest", *LAWS, "tests/compression/test_codec_laws.py")
 
 
 def test_a_second_file_of_the_same_stage_is_refused() -> None:

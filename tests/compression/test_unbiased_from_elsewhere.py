@@ -77,7 +77,8 @@ def wild(mypkg: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+    # The plugins of other packages take as long to import as pytest.
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     call = [sys.executable, "-m", *words]
     return subprocess.run(call, cwd=folder, text=True, capture_output=True, timeout=240, check=False, env=environment)
 

@@ -1,9 +1,11 @@
-"""A run on eight devices told to a store event by event, as an aggregator would record it."""
+"""A run on eight devices told to a store event by event, or round by round, as an aggregator would record it."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +59,21 @@ class Told:
     assigned_after: dict[str, float] = field(default_factory=dict)  # assignment_id -> seconds into its round
     aggregated: list[str] = field(default_factory=list)
     answered: dict[str, ReplyHeader] = field(default_factory=dict)
+    held: list[Event] | None = None
 
     def say(self, *events: Event) -> None:
-        self.store.record(self.run_id, list(events))
+        if self.held is None:
+            self.store.record(self.run_id, list(events))
+        else:
+            self.held += events
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """What is told in this block is recorded at its end in one transaction, as rows of the same order."""
+        self.held = []
+        yield
+        events, self.held = self.held, None
+        self.say(*events)
 
     def status(self, status: str, text: str, exit_code: int = 0) -> None:
         self.say(RunStatusChanged(self.now, status, text, exit_code))  # type: ignore[arg-type]  # tests pass words
@@ -205,8 +219,9 @@ class Told:
 
     def quiet_round(self, seconds: float = 3.0) -> None:
         """Everybody answers; pi-07 is the slowest."""
-        self.open()
-        for device in self.assignments:
-            share = 1.0 if device == "pi-07" else self.draw.uniform(0.35, 0.7)
-            self.answer(device, seconds * share)
-        self.close("all", seconds + 0.04)
+        with self.at_once():
+            self.open()
+            for device in self.assignments:
+                share = 1.0 if device == "pi-07" else self.draw.uniform(0.35, 0.7)
+                self.answer(device, seconds * share)
+            self.close("all", seconds + 0.04)

@@ -1,4 +1,4 @@
-"""A store with a believable run in it, recorded event by event as the aggregator would.
+"""A store with a believable run in it, recorded as the aggregator would: each closed round in one transaction.
 
 `python -m tests.support.filled_store DATABASE [--live]` fills a database for a look at the dashboard;
 `--live` goes on with a run in real time.
@@ -47,25 +47,13 @@ def twelve_rounds(store: Store, at: float | None = None, rounds: int = 12) -> To
     run = new_run(store, rounds=rounds, at=start)
     for _ in range(3):
         run.quiet_round(run.draw.uniform(2.6, 3.4))
-    _deadline_round(run)
-    run.open(without={"pi-07": "busy with round 4"})
-    run.late("pi-07", 4, 5.6)
-    for device in run.assignments:
-        run.answer(device, run.draw.uniform(1.2, 2.6))
-    run.close("all", 2.7)
-    run.open()
-    run.fail("pi-03", 1.4, "task-error", "RuntimeError at task.py:41")
-    for device in [name for name in run.assignments if name != "pi-03"]:
-        run.answer(device, run.draw.uniform(1.2, 2.8))
-    run.close("enough", 2.9)
-    _too_few_round(run)
+    for odd_round in (_deadline_round, _late_round, _failed_round, _too_few_round):
+        with run.at_once():
+            odd_round(run)
     store.record_device(DeviceOnline(run.now, "pi-04"))
     run.quiet_round(3.1)
-    run.open()
-    run.drop("pi-02", 1.9, "bad-payload")
-    for device in [name for name in run.assignments if name != "pi-02"]:
-        run.answer(device, run.draw.uniform(1.3, 2.7))
-    run.close("enough", 2.8)
+    with run.at_once():
+        _dropped_round(run)
     while run.round < rounds - 1:
         run.quiet_round(run.draw.uniform(2.7, 3.3))
     run.open()
@@ -79,6 +67,30 @@ def _deadline_round(run: Told) -> None:
     for device in [name for name in run.assignments if name != "pi-07"]:
         run.answer(device, run.draw.uniform(1.2, 2.9))
     run.close("deadline", 4.02, ["pi-07"])
+
+
+def _late_round(run: Told) -> None:
+    run.open(without={"pi-07": "busy with round 4"})
+    run.late("pi-07", 4, 5.6)
+    for device in run.assignments:
+        run.answer(device, run.draw.uniform(1.2, 2.6))
+    run.close("all", 2.7)
+
+
+def _failed_round(run: Told) -> None:
+    run.open()
+    run.fail("pi-03", 1.4, "task-error", "RuntimeError at task.py:41")
+    for device in [name for name in run.assignments if name != "pi-03"]:
+        run.answer(device, run.draw.uniform(1.2, 2.8))
+    run.close("enough", 2.9)
+
+
+def _dropped_round(run: Told) -> None:
+    run.open()
+    run.drop("pi-02", 1.9, "bad-payload")
+    for device in [name for name in run.assignments if name != "pi-02"]:
+        run.answer(device, run.draw.uniform(1.3, 2.7))
+    run.close("enough", 2.8)
 
 
 def _too_few_round(run: Told) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from tests.store.test_privacy_ledger import enrol
-from tests.support.browsing import axe, browser, overflow
+from tests.support.browsing import axe, browser, lasting_browser, overflow
 from tests.support.private_story import DEVICES, PLAIN, PRIVATE, PrivateStory
 from tests.support.store_story import LAYOUT
 from thinwire.core.plan_values import PrivacySection
@@ -32,7 +32,7 @@ from thinwire.reports.privacy_report import (
 from thinwire.store import Store
 from thinwire.transport.server.tls import InternalCA
 
-__all__ = ["browser"]
+__all__ = ["browser", "lasting_browser"]
 SECURE = """
 [secure]
 enabled = true

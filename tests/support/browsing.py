@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,46 @@ LOOK = """async (serious) => {
 WAIT_MS = 15_000  # how long a condition may take on a busy machine; nothing waits so long in earnest
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+@dataclass
+class Lasting:
+    """A browser that several modules of tests use, one after the other.
+
+    While Playwright drives it, its event loop is said to run in this thread. Other tests run loops of their own, so it
+    is said so only as long as the browser is in use.
+    """
+
+    browser: Browser
+    loop: asyncio.AbstractEventLoop
+
+    @contextmanager
+    def in_use(self) -> Iterator[Browser]:
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield self.browser
+        finally:
+            asyncio._set_running_loop(None)
+
+
+@pytest.fixture(scope="session")
+def lasting_browser() -> Iterator[Lasting]:
+    """Chromium: to start it with its driver takes a second of CPU, more than most files of tests have it do."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
         pytest.fail("these tests need chromium: apt-get install chromium, or `make test` as root, which installs it")
-    with sync_playwright() as playwright:
+    with ExitStack() as stack:
+        playwright = stack.enter_context(sync_playwright())
         flags = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
-        opened = playwright.chromium.launch(executable_path=found, args=flags)
+        made = Lasting(playwright.chromium.launch(executable_path=found, args=flags), asyncio.get_running_loop())
+        asyncio._set_running_loop(None)
+        yield made
+        asyncio._set_running_loop(made.loop)
+        made.browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser(lasting_browser: Lasting) -> Iterator[Browser]:
+    with lasting_browser.in_use() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -100,6 +132,15 @@ def axe(page: Page) -> list[str]:
         f"{v['id']}: {node['html']} {node.get('failureSummary', '')}"
         for v in page.evaluate(LOOK, SERIOUS) if v["impact"] in SERIOUS for node in v["nodes"]
     ]  # fmt: skip
+
+
+def axe_in_both(page: Page) -> list[str]:
+    """What axe-core finds in the dark and in the light colors, which a page takes from its system at once."""
+    found = list[str]()
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of these two
+        found += [f"{scheme}: {one}" for one in axe(page)]
+    return found
 
 
 def overflow(page: Page) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.api_answers import DEVICES, Told
-from tests.support.browsing import browser, look, served
+from tests.support.browsing import browser, lasting_browser, look, served
 from tests.support.cheap_passwords import cheap_passwords
 from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
 from thinwire.store import Store
@@ -25,7 +25,7 @@ with warnings.catch_warnings():  # it says that it would rather have httpx2
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
-__all__ = ["browser", "cheap_passwords", "look", "served"]
+__all__ = ["browser", "cheap_passwords", "lasting_browser", "look", "served"]
 HOST = "http://127.0.0.1:8080"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 from tests.support.serving import command, serving
 from thinwire.store import Store
 from thinwire.web.__main__ import main
@@ -49,7 +51,7 @@ def test_it_ends_with_its_parent(store: Store):
 
 def test_a_port_that_is_taken_is_refused(store: Store):
     with serving(store.url) as served:
-        ended = subprocess.run(command(store.url, served.address), capture_output=True, text=True, timeout=60)
+        ended = run_forked(command(store.url, served.address), 60, env=environment())
         assert ended.returncode == 4
         why = "the port is taken by another process\ntry:   --listen "
         assert ended.stderr.startswith(f"error: cannot listen on {served.address}\nwhy:   {why}")
@@ -71,7 +73,7 @@ def test_a_newer_database_is_refused(tmp_path: Path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    ended = subprocess.run(command(str(path)), capture_output=True, text=True, timeout=60)
+    ended = run_forked(command(str(path)), 60, env=environment())
     assert ended.returncode == 8
     assert "newer than this program" in ended.stderr
 

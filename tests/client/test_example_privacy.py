@@ -162,10 +162,13 @@ def test_the_integers_of_one_gradient_are_within_the_bound_and_one_that_is_not_f
 
 
 def test_the_noise_of_a_step_has_the_variance_that_the_release_claims() -> None:
-    """Steps with an empty batch are noise alone: 2 000 x 15 draws are within 7 deviations of the claimed square."""
+    """Steps with an empty batch are noise alone: 800 x 15 draws are within 7 deviations, 9 %, of the claimed square.
+
+    Sound noise fails once in 10^11 runs; a variance that is off by a fifth passes once in 10^11.
+    """
     work = work_of(steps=1, rate=1e-9)
     unit = work.clip / work.scale / work.batch  # lr is 1
-    squares = np.concatenate([trained(task_of(), examples(3), work) for _ in range(2000)]) / unit
+    squares = np.concatenate([trained(task_of(), examples(3), work) for _ in range(800)]) / unit
     claimed = noise_plan(PLAN, SIZE, 1).release.variance
     assert claimed == (PLAN.privacy.noise_multiplier * work.scale) ** 2  # type: ignore[operator]
     assert abs(float(np.mean(squares**2)) / claimed - 1) < 7 * math.sqrt(2 / squares.size)

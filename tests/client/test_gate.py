@@ -5,9 +5,7 @@ counted.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +13,9 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.support.fork_server import run_forked
 from tests.support.gated_client import NOON, Device
+from tests.support.processes import environment
 from tests.support.small_task import RUN
 from thinwire.client.admission import FREE, SLACK, QuotaFile, key_of
 from thinwire.client.execute import Begun
@@ -247,9 +247,7 @@ def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path
         "    def data(self, client): os.kill(os.getpid(), signal.SIGKILL)\n"
         "Dying(pathlib.Path(sys.argv[1]), t.Policy(rounds_a_day=1)).assign(1)\n"
     )
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    died = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=environment, timeout=60)
+    died = run_forked([sys.executable, "-c", script, str(tmp_path)], 60, env=environment())
     assert died.returncode == -signal.SIGKILL
     kept = json.loads((tmp_path / "device" / "policy.json").read_text())
     assert [len(keys) for keys in kept["open"].values()] == [1]

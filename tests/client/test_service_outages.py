@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.fork_server import Forked
+from tests.support.processes import environment
 from tests.support.small_task import task_of
 from thinwire.client.agent import serve
 from thinwire.client.calls import ReconnectBackoff, Retrier
@@ -242,7 +244,7 @@ from thinwire.core.errors import Unreachable
 link, folder = BrokenLink(Unreachable("nobody")), Path({str(tmp_path)!r})
 sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, flush=True)))
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = Forked([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stdout is not None
     try:
         lines = iter(process.stdout.readline, "")

@@ -15,7 +15,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import event, inspect, text
 
 from tests.store.write_golden_store import GOLDEN
+from tests.support.fork_server import Forked
 from tests.support.postgres import OwnTables
+from tests.support.processes import environment
 from tests.support.store_agreement import assert_sums_agree
 from tests.support.store_story import accepted, header, new_run, opened
 from thinwire.core.errors import DataLost, Unreachable, UsageError
@@ -216,7 +218,7 @@ def test_a_file_name_with_signs_in_it_is_only_a_name(tmp_path: Path) -> None:
 def test_many_open_a_new_store_at_once(tmp_path: Path) -> None:
     code = "import sys; from thinwire.store import Store; Store.open(sys.argv[1]).close()"
     command = [sys.executable, "-c", code, str(tmp_path / "store.sqlite3")]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    processes = [Forked(command, stderr=subprocess.PIPE, env=environment()) for _ in range(3)]
     with ThreadPoolExecutor() as threads:
         for store in threads.map(lambda _: Store.open(tmp_path / "store.sqlite3"), range(4)):
             store.close()

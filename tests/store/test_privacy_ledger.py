@@ -315,7 +315,7 @@ def test_the_sums_are_those_of_the_entries_whatever_happened(store: Store) -> No
     }  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.sets(st.sampled_from(DEVICES)), st.sampled_from([CHEAP, DEAR]), st.booleans())))
 def test_the_sums_are_those_of_the_entries(rounds: list[tuple[set[str], str, bool]]) -> None:
     with empty_store() as store:
@@ -344,7 +344,7 @@ class Killed(BaseException):
 DEEDS = st.lists(st.sampled_from(["reserve", "commit", "close", "restart", "kill before", "kill after"]), max_size=25)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(DEEDS)
 def test_whatever_happens_when_all_reservations_that_were_acknowledged_are_spent(deeds: list[str]) -> None:
     """A kill before a commit loses the transaction, one after it only its acknowledgement."""

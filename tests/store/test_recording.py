@@ -28,7 +28,7 @@ from thinwire.store import Store
 from thinwire.store.journal import KINDS, from_json, to_json
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches=histories("digits-1"))
 def test_whatever_happens_the_sums_agree_and_the_journal_replays_to_the_same_tables(batches: list) -> None:
     with empty_store() as store:

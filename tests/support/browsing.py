@@ -138,7 +138,7 @@ def axe_in_both(page: Page) -> list[str]:
     """What axe-core finds in the dark and in the light colors, which a page takes from its system at once."""
     found = list[str]()
     for scheme in ("dark", "light"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of these two
+        page.emulate_media(color_scheme=scheme)
         found += [f"{scheme}: {one}" for one in axe(page)]
     return found
 

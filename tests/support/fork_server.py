@@ -48,6 +48,7 @@ LIBRARIES = (
     "thinwire.cli.main", "thinwire.core", "thinwire.store", "thinwire.aggregation", "thinwire.server.service",
     "thinwire.client.agent", "thinwire.client.train.worker", "thinwire.privacy", "thinwire.reports",
     "thinwire.cli.aggregator.serve", "thinwire.flower.fleet", "thinwire.simulation.run", "thinwire.web.app",
+    "tests.support.checked_routes",
 )  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 CLONE_NEWNET = 0x40000000  # setns(2)

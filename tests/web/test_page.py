@@ -85,8 +85,8 @@ def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Sh
     assert axe_in_both(page) == []
     page.set_viewport_size({"width": 400, "height": 900})
     assert overflow(page) <= 0
-    for system, chosen in (("light", "dark"), ("dark", "light")):  # the other theme stays chosen
-        page.emulate_media(color_scheme=system)
+    for chosen in ("dark", "light"):  # the other theme stays chosen
+        page.emulate_media(color_scheme="light" if chosen == "dark" else "dark")
         page.get_by_role("button", name="theme").click()
         page.reload()
         assert page.locator("html").get_attribute("data-theme") == chosen

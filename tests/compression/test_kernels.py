@@ -62,7 +62,7 @@ def awkward(draw: st.DrawFn) -> Vector:
 
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("spec", QUANTIZED)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(x=awkward(), weight=st.sampled_from([1.0, -1.0, 0.3]), word=st.integers(0, 2**32 - 1), cut=st.floats(0, 1))
 def test_every_path_gives_what_numpy_gives(
     spec: str, fed: bool, x: Vector, weight: float, word: int, cut: float

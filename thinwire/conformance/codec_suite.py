@@ -283,8 +283,8 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector,
 def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
     """The residual stays bounded over 100 to 500 steps.
 
-    Where nothing is sent, t random steps leave sqrt(t) times the norm of one: there are twice as many steps as exceed
-    the bound in that case, as far as 500 do.
+    Where nothing is sent, t random steps leave nearly sqrt(t) times the norm of one. Twice as many steps as exceed the
+    bound in that case are made, up to 500, which exceed a bound of 19.
     """
     codec = in_feedback(spec, layout_of(400, spec))
     delta = contraction(codec.kind)

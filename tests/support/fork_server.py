@@ -43,12 +43,11 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     "torch", "numpy", "pydantic", "cryptography.x509", "cryptography.hazmat.primitives.serialization.pkcs12", "typer",
-    "rich.console", "rich.table", "rich.progress", "sqlalchemy.dialects.sqlite", "alembic.command",
-    "fastapi", "uvicorn", "starlette", "zstandard", "safetensors.numpy", "sklearn.datasets",
-    "thinwire.cli.main", "thinwire.core", "thinwire.store", "thinwire.aggregation", "thinwire.server.service",
-    "thinwire.client.agent", "thinwire.client.train.worker", "thinwire.privacy", "thinwire.reports",
-    "thinwire.cli.aggregator.serve", "thinwire.flower.fleet", "thinwire.simulation.run", "thinwire.web.app",
-    "tests.support.checked_routes",
+    "rich.console", "rich.table", "rich.progress", "sqlalchemy.dialects.sqlite", "alembic.command", "fastapi",
+    "uvicorn", "starlette", "zstandard", "safetensors.numpy", "sklearn.datasets", "thinwire.cli.main", "thinwire.core",
+    "thinwire.store", "thinwire.aggregation", "thinwire.server.service", "thinwire.client.agent",
+    "thinwire.client.train.worker", "thinwire.privacy", "thinwire.reports", "thinwire.cli.aggregator.serve",
+    "thinwire.flower.fleet", "tests.support.checked_routes", "thinwire.simulation.run", "thinwire.web.app",
 )  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 CLONE_NEWNET = 0x40000000  # setns(2)

@@ -102,7 +102,7 @@ def test_empty_and_tiny_vectors_come_back(spec: str) -> None:
     for shapes in TINY:
         layout = Layout.of(shapes)
         for codec in bound(spec, layout):
-            for value in (0.0, 1.0, -2.5, LARGEST, DENORMAL):
+            for value in (0.0, -2.5, LARGEST, DENORMAL):
                 taken(codec, np.full(layout.size, value, np.float32), held(codec))
 
 

@@ -116,7 +116,7 @@ def normal_steps() -> list[Vector]:
     return [made(400, step, "normal", 0) for step in range(500)]
 
 
-few = settings(max_examples=8, deadline=None)
+few = settings(max_examples=6, deadline=None)
 MANY = 200  # values: for so many, six encodings are enough to estimate the mean error
 NEARLY = 0.1  # the excess allowed over the error of a uniform rotation, which a Hadamard transform comes near
 fewer = settings(max_examples=4, deadline=None)
@@ -162,7 +162,7 @@ def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str
     assert np.array_equal(x, given_x)
 
 
-@settings(few, derandomize=True)
+@settings(few, max_examples=8, derandomize=True)
 @given(x=vectors())
 def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
     """The mean error over fixed keys keeps the bound of the kind, plus four standard deviations.

@@ -35,6 +35,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,13 +174,15 @@ def _umask() -> int:
 
 
 _servers: list[ForkServer] = []  # the one of this process, once it is needed; a forked process begins with its own
+_BEGINNING = threading.Lock()  # threads that need the first one at once share it
 
 
 def server() -> ForkServer:
     """Return the server of this process, which ends with it; the first call waits for its imports."""
-    if not _servers:
-        _servers.append(_begin())
-    return _servers[0]
+    with _BEGINNING:
+        if not _servers:
+            _servers.append(_begin())
+        return _servers[0]
 
 
 @contextlib.contextmanager
@@ -255,9 +258,8 @@ def serve(wire: socket.socket) -> Run:
         if between == 0:
             if os.fork():
                 os._exit(0)
-            for number in (pids[0], go[1], wire.fileno()):
+            for number in (pids[0], go[1], wire.detach()):
                 os.close(number)
-            wire.detach()
             return _child(request, descriptors, pids[1], go[0])
         for number in (*descriptors, pids[1], go[0]):
             os.close(number)
@@ -316,8 +318,7 @@ def _enter(network: Path) -> None:
 
 def _show(words: Sequence[str]) -> None:
     """Put the command line where the kernel reads it (proc(5), arg_start): a test looks for processes by it."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     shown = "\0".join([sys.executable, *words]).encode()[: end - start - 1]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, shown, len(shown))
@@ -345,16 +346,13 @@ def _program(words: Sequence[str]) -> Run:
     if not unbuffered:
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]  # it is a file
     sys.orig_argv = [sys.executable, *words]
-    kind, rest = (words[0], words[2:]) if words[0] in ("-m", "-c") else ("", words[1:])
-    what = words[1] if kind else words[0]
+    kind, what, rest = (words[0], words[1], words[2:]) if words[0] in ("-m", "-c") else ("", words[0], words[1:])
     sys.path[0] = {"-m": os.getcwd(), "-c": ""}.get(kind, os.path.dirname(what))
     sys.argv = [{"-c": "-c"}.get(kind, what), *rest]
     if kind == "-m":
         return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
     if kind == "-c":
-        pooled = (
-            "spawn_main" in what
-        )  # by multiprocessing; else code may import a Thinwire of its own, as a worker's does
+        pooled = "spawn_main" in what  # by multiprocessing; else it may import its own Thinwire, as a worker's does
         for name in [name for name in sys.modules if not pooled and name.partition(".")[0] == "thinwire"]:
             del sys.modules[name]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -390,6 +388,8 @@ def main() -> Run:
     for name in LIBRARIES:
         importlib.import_module(name)
     importlib.reload(sys.modules["thinwire.cli"])  # its function `main` has the name of a module
+    for torchs in weakref.finalize._registry:  # type: ignore[attr-defined]  # private: at an end they take 40 ms of CPU
+        torchs.atexit = False
     gc.enable()
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a library began a thread, so that this process cannot be forked"

@@ -43,7 +43,8 @@ WHOLE = ("<i1", "<i2", "<i4", "<i8")
 ZSTD, ZLIB = b"\x28\xb5\x2f\xfd", 0x78  # how a stream begins; zlib's second byte is the level of its compression
 LEVELS = np.zeros(256, np.bool_)
 LEVELS[[0x01, 0x5E, 0x9C, 0xDA]] = True
-PAGE = 4096
+PAGE, ENTRY = 4096, 8  # bytes of a page, and of what /proc/PID/pagemap says of it
+IN_USE, ONLY_HERE = np.uint64(3 << 62), np.uint64(1 << 56)  # in memory or swapped; mapped in no other process
 INFLATED = 1 << 20  # bytes that are inflated of one stream
 WORD, LOOK = 4, 1 << 18
 
@@ -187,40 +188,30 @@ def files_of(folder: Path) -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def memory_of(pid: int, server: int) -> Iterator[bytes]:
-    """The writable memory of a process of this user, a mapping at a time (proc(5)).
+def memory_of(pid: int) -> Iterator[bytes]:
+    """The writable memory of a process of this user that a server has forked, a mapping at a time (proc(5)).
 
-    Pages that stand as they are in the server that forked the process are left out: no server has seen a client.
+    Pages that it has never written are left out: they are mapped in the server too, and no server has seen a client.
     """
-    with open(f"/proc/{pid}/maps") as maps, _memory(pid) as memory, _memory(server) as before:
+    with open(f"/proc/{pid}/maps") as maps, _opened(pid, "pagemap") as table, _opened(pid, "mem") as memory:
         for line in maps.read().splitlines():
             span, access, *_ = line.split()
             if not access.startswith("rw") or "[v" in line:
                 continue
             begin, end = (int(edge, 16) for edge in span.split("-"))
             try:
-                yield _used(_read(memory, begin, end), _read(before, begin, end, or_empty=True))
+                pages = np.frombuffer(_read(table, begin // PAGE * ENTRY, end // PAGE * ENTRY), np.uint64)
+                its_own = (pages & IN_USE != 0) & ((pages & ONLY_HERE != 0) | access.endswith("s"))
+                edges = begin + PAGE * np.flatnonzero(np.diff(its_own, prepend=False, append=False))
+                yield b"".join(_read(memory, *run) for run in edges.reshape(-1, 2).tolist())
             except OSError:
                 continue  # it was given back meanwhile
 
 
-def _memory(pid: int) -> FileIO:
-    return FileIO(f"/proc/{pid}/mem")
+def _opened(pid: int, what: str) -> FileIO:
+    return FileIO(f"/proc/{pid}/{what}")
 
 
-def _read(memory: FileIO, begin: int, end: int, *, or_empty: bool = False) -> bytes:
-    try:
-        memory.seek(begin)
-        return memory.read(end - begin)
-    except OSError:
-        if or_empty:
-            return b""
-        raise
-
-
-def _used(data: bytes, before: bytes) -> bytes:
-    """The pages that hold anything else than before: most of a stack or of an arena was never written."""
-    pages, old = (np.frombuffer(each, np.uint64).reshape(-1, PAGE // 8) for each in (data, before))
-    changed = np.asarray(pages.any(axis=1))
-    changed[: len(old)] &= np.asarray((pages[: len(old)] != old).any(axis=1))
-    return pages[changed].tobytes()
+def _read(file: FileIO, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)

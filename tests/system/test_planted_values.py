@@ -17,7 +17,6 @@ import httpx
 import pytest
 import zstandard
 
-from tests.support.fork_server import server
 from tests.support.frozen import children
 from tests.support.planted import CLIP, PLAIN, PRIVATE, SECURE, SIZE, Planted, Search, files_of, memory_of
 from tests.support.processes import THINWIRE
@@ -68,7 +67,6 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
     assert site.typed("aggregator", "backup", str(backup)).returncode == 0
     shown = [site.typed("runs", "show", run_id, *more).stdout.encode() for more in ((), ("--json",), ("--why",))]
     (dashboard,) = children(site.aggregator.pid)
-    imported = server().pid
     return {
         "store": [path.read_bytes() for path in home.glob("store.sqlite3*")],
         "spool": files_of(home / "spool"),
@@ -77,8 +75,8 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
         "log": [site.log_of(site.aggregator).encode(), *(path.read_bytes() for path in home.rglob("*.log"))],
         "dashboard": [answers],
         "runs show": shown,
-        "memory of the aggregator": memory_of(site.aggregator.pid, imported),
-        "memory of the dashboard": memory_of(dashboard, imported),
+        "memory of the aggregator": memory_of(site.aggregator.pid),
+        "memory of the dashboard": memory_of(dashboard),
     }
 
 

@@ -22,7 +22,7 @@ from tests.support.fork_server import (
     is_server,
     with_python,
 )
-from tests.support.forked_program import forked_program
+from tests.support.forked_programs import forked_programs
 from tests.support.frozen import children
 from tests.support.namespaces import do, ip, why_not
 from tests.support.processes import environment
@@ -167,7 +167,7 @@ def test_a_program_of_a_shell_passes_words_streams_signals_and_codes(tmp_path: P
         "sys.exit(5)\n"
     )
     (tmp_path / "bin").mkdir()
-    with forked_program(program, tmp_path / "bin") as found:
+    with forked_programs({"program.py": [sys.executable, str(program)]}, tmp_path / "bin") as found:
         env = {**ENV, **found, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
             ["bash", "-c", "echo in | program.py 'a b' c"], env=env, capture_output=True, text=True, timeout=60

@@ -3,7 +3,8 @@
 A comment before a block says how it is run: `<!-- not run: WHY -->`, `<!-- run in: PAGE -->` (its lines are run there),
 `<!-- exit 3 -->` (it must end with that code),
 or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it is ended with the dashboard).
-Only the addresses are changed on the way, to ports that are free on this machine.
+Two things are changed on the way: addresses, to ports that are free on this machine, and a simulation whose line does
+not say how many rounds it has ends after two.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.processes import free_port
-from tests.support.forked_program import forked_program
+from tests.support.forked_programs import forked_programs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -30,6 +31,9 @@ PAGES = sorted(
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!--\s*(not run|run in|exit|background until):?\s*(.*?)\s*-->\s*$")
 BIN = Path(sys.executable).parent
+PROGRAMS = {"thinwire": [sys.executable, str(BIN / "thinwire")], "python": [sys.executable]}
+SIMULATED = re.compile(r"^(thinwire sim \S+)(?!.*run\.rounds)", re.MULTILINE)
+SHORT = r"\1 --set run.rounds=2"
 START_S, BLOCK_S, END_S = 90.0, 180.0, 20.0
 
 
@@ -127,7 +131,7 @@ class Reader:
         programs.mkdir()
         self.env = (
             os.environ
-            | self.opened.enter_context(forked_program(BIN / "thinwire", programs))
+            | self.opened.enter_context(forked_programs(PROGRAMS, programs))
             | {
                 "PATH": os.pathsep.join([str(programs), str(BIN), os.environ["PATH"]]),
                 "HOME": str(self.folder),
@@ -139,7 +143,7 @@ class Reader:
 
     def read(self, block: Block) -> None:
         """Run one block; an AssertionError tells the place in the dashboard and all that was printed."""
-        script = block.script
+        script = SIMULATED.sub(SHORT, block.script)
         for usual, free in self.addresses.items():
             script = script.replace(usual, free)
         background = block.how == "background until"

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import processes as measured
 from benchmarks import stock as plain_flower
-from benchmarks.processes import Processes, free_port
-from tests.support.fork_server import Forked, run_forked
+from benchmarks.processes import free_port
+from tests.support.fork_server import Forked, forking, run_forked
 from tests.support.processes import EXAMPLE, Site, environment
 from thinwire.client.run_state import RunFolder
 from thinwire.core import RunPlan
@@ -158,7 +159,7 @@ def test_two_lines_compress_a_plain_app_and_a_restarted_node_begins_without_a_re
     rounds, hidden, out = 4, 256, tmp_path / "rounds.jsonl"
     dense = 4 * (64 * hidden + hidden + hidden * hidden + hidden + 10 * hidden + 10)
     config = f'nodes=2 hidden={hidden} num-server-rounds={rounds} codec="topk(0.05) > int8 > rice" down="int8"'
-    with Processes(tmp_path) as processes:
+    with forking(measured), measured.Processes(tmp_path) as processes:
         flower = plain_flower.Stock(tmp_path, processes, 2, COMPRESSED)
         that_tells_its_state(flower.app)
         found = flower.run(f'{config} out="{out}"', out, 3, PATIENCE_S)

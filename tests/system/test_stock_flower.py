@@ -19,7 +19,7 @@ from benchmarks import processes as measured
 from benchmarks import stock as plain_flower
 from benchmarks.processes import free_port
 from tests.support.fork_server import Forked, forking, run_forked
-from tests.support.processes import EXAMPLE, Site, environment
+from tests.support.processes import EXAMPLE, THINWIRE, Site, environment
 from thinwire.client.run_state import RunFolder
 from thinwire.core import RunPlan
 
@@ -34,6 +34,10 @@ class Stock(Site):
     """An aggregator that allows stock nodes, and Flower's own programs."""
 
     tls = False
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.aggregator_program = ("tests.support.forked_superexec",)
 
     def start_aggregator(self, *more: str) -> subprocess.Popen[bytes]:
         begun = super().start_aggregator("--allow-stock-nodes", *(["--san", "localhost"] if self.tls else []), *more)
@@ -118,7 +122,7 @@ def test_stock_nodes_train_theirs_and_ours_and_neither_see_nor_touch_our_devices
 
 
 def test_a_tls_device_api_passes_stock_nodes_whose_key_was_approved_and_no_others(stock: Stock) -> None:
-    stock.tls = True
+    stock.tls, stock.aggregator_program = True, THINWIRE  # it starts flower-superexec as a user's does
     stock.start_aggregator()
     keys = [stock.home.parent / name for name in ("approved", "unknown")]
     for key in keys:

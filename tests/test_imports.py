@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
-
-import pytest
 
 BLOCK = """
 import sys
@@ -25,14 +25,24 @@ class NoServer:
         if name.split(".")[0] in OF_THE_SERVER:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, NoServer())
-from thinwire.cli.main import main; code = main(sys.argv[1:])
-assert not OF_THE_SERVER & set(sys.modules), sorted(OF_THE_SERVER & set(sys.modules))
-raise SystemExit(code)
 """
+CLI = "from thinwire.cli.main import main; raise SystemExit(main(sys.argv[1:]))"
+EACH = """
+import json
+from thinwire.cli.main import main
+for words in json.loads(sys.argv[1]):
+    print("ended with", main(words))
+"""
+LOADED = "assert not OF_THE_SERVER & set(sys.modules), sorted(OF_THE_SERVER & set(sys.modules))"
 
 
-def on_a_device(home, *words):
-    command = [sys.executable, "-c", NOT_ON_A_DEVICE, *words, "--home", str(home)]
+def codes(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """The exit codes that `EACH` prints, one for each command."""
+    return [int(code) for code in re.findall(r"^ended with (\d+)$", done.stdout, re.MULTILINE)]
+
+
+def on_a_device(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", NOT_ON_A_DEVICE + code, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -52,19 +62,16 @@ def test_the_aggregators_parts_import_no_torch():
 
 
 ORM = "sys.modules['sqlalchemy.orm'] = None  # 70 ms of each command: the tables are Core's"
-CLI = "from thinwire.cli.main import main; raise SystemExit(main(sys.argv[1:]))"
 
 
-@pytest.mark.parametrize("words", [["runs", "list"], ["devices", "list"], ["codecs"], ["plan", "keys"], ["--help"]])
-def test_commands_that_only_read_run_without_torch(tmp_path, words):
-    home = ["--home", str(tmp_path)] if words[0] in ("runs", "devices") else []
-    done = without_torch(f"{ORM}\n{CLI}", *words, *home)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_service_and_a_handover_need_no_torch_to_refuse(tmp_path):
-    done = without_torch(CLI, "aggregator", "status", "--home", str(tmp_path))
-    assert done.returncode == 4, done.stderr
+def test_commands_that_only_read_and_a_service_that_refuses_run_without_torch(tmp_path):
+    home = ["--home", str(tmp_path)]
+    commands = [
+        (["--help"], 0), (["plan", "keys"], 0), (["codecs"], 0), (["runs", "list", *home], 0),
+        (["devices", "list", *home], 0), (["aggregator", "status", *home], 4),
+    ]  # fmt: skip
+    done = without_torch(f"{ORM}\n{EACH}", json.dumps([words for words, _ in commands]))
+    assert codes(done) == [code for _, code in commands], done.stderr
 
 
 def test_a_command_that_needs_torch_says_how_it_is_had(tmp_path):
@@ -75,27 +82,20 @@ def test_a_command_that_needs_torch_says_how_it_is_had(tmp_path):
         assert kind in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["status"], 0),
-        (["logs"], 9),
-        (["leave"], 9),
-        (["reload"], 9),
-        (["join", "https://127.0.0.1:1"], 2),
-        (["start", "--aggregator", "http://127.0.0.1:1", "--task", "t=/nowhere.py"], 3),
-    ],
-)
-def test_a_client_runs_without_flower_and_the_database(tmp_path, words, code):
-    done = on_a_device(tmp_path, "client", *words)
-    assert done.returncode == code, done.stdout + done.stderr
+def test_a_client_runs_without_flower_and_the_database(tmp_path):
+    commands = {
+        "status": 0, "logs": 9, "leave": 9, "reload": 9, "join https://127.0.0.1:1": 2,
+        "start --aggregator http://127.0.0.1:1 --task t=/nowhere.py": 3,
+    }  # fmt: skip
+    words = [["client", *text.split(), "--home", str(tmp_path / str(nth))] for nth, text in enumerate(commands)]
+    done = on_a_device(EACH + LOADED, json.dumps(words))
+    assert codes(done) == list(commands.values()), done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_whole_agent_is_imported_without_flower():
-    code = NOT_ON_A_DEVICE.split("from thinwire.cli.main import main;", maxsplit=1)[0]
     modules = ("client.agent", "transport", "transport.device.enroll", "cli.client.commands", "cli.doctor.client")
-    code += "".join(f"import thinwire.{name}\n" for name in modules)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = on_a_device("".join(f"import thinwire.{name}\n" for name in modules))
     assert done.returncode == 0, done.stderr
 
 
@@ -127,6 +127,6 @@ def test_a_client_that_waits_has_not_loaded_what_it_never_runs(tmp_path):
 
 
 def test_an_aggregator_on_a_device_says_what_to_install(tmp_path):
-    done = on_a_device(tmp_path, "aggregator", "start")
+    done = on_a_device(CLI, "aggregator", "start", "--home", str(tmp_path))
     assert done.returncode == 1
     assert "thinwire[server]" in done.stderr

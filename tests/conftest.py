@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -46,6 +47,17 @@ def _begin_elsewhere(nth: int, workers: int) -> list[str]:
     return [str(path) for path in (*files[first:], *files[:first])]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which would walk all that is imported, and all tests, again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()  # nor do the tests walk it
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mix files that wait with files that compute: alone, the first leave the cores idle and the second share them.
 
@@ -61,7 +73,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         found.sort()
         share |= {path: nth / len(found) for nth, (_, path) in enumerate(found)}
     items.sort(key=lambda item: (share[item.path], item.path))  # the same order in each worker
-    gc.freeze()  # all tests of the suite: the collector of each test would walk them again and again
 
 
 @pytest.fixture(autouse=True)

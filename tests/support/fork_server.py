@@ -129,8 +129,7 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
     network, words = (words[3], words[4:]) if tuple(words[:3]) == INSIDE else ("", words)
     env = dict(os.environ if asked["env"] is None else asked["env"])
     words = with_python(words, env)
-    special = asked["shell"] or asked["preexec_fn"] or asked["executable"]
-    if special or not is_forkable(words, env):
+    if asked["shell"] or asked["preexec_fn"] or asked["executable"] or not is_forkable(words, env):
         EXECUTE(popen, *given)
         return
     ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
@@ -169,8 +168,7 @@ def _request(words: Sequence[str], env: Mapping[str, str], descriptors: Sequence
 
 
 def _umask() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    return int(Path("/proc/self/status").read_text().partition("Umask:")[2].split()[0], 8)
 
 
 _servers: list[ForkServer] = []  # the one of this process, once it is needed; a forked process begins with its own

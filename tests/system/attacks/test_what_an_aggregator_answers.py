@@ -145,17 +145,23 @@ def numbered(count: int, value: str) -> str:
     return ",".join(f'"k{nth}":{value}' for nth in range(count))
 
 
-PLANS = {
-    "lists": '{"run":[' + "[]," * 1_300_000 + "[]]}",
-    "tables": '{"run":[' + '{"":0},' * 580_000 + "{}]}",
-    "waited for": '{"run":{"task":"small"},"cohort":{"wait_for":[' + "[]," * 1_300_000 + '[]]},"local":{"lr":1}}',
-    "unknown keys": '{"run":{' + numbered(170_000, "0") + '},"local":{"lr":1}}',
-    "numbers waited for": '{"run":{"task":"small"},"cohort":{"wait_for":[' + "0," * 500_000 + '0]},"local":{"lr":1}}',
-    "one long key": '{"run":{"task":"small","' + "x" * 4_000_000 + '":0},"local":{"lr":1}}',
-    "rules": '{"run":{"task":"small"},"uplink":{"layers":{' + numbered(170_000, '"int8"') + '}},"local":{"lr":1}}',
-    "as many as are read": '{"run":{"task":"small"},"cohort":{"wait_for":['
-    + "[]," * (MAX_VALUES - 100)
-    + '[]]},"local":{"lr":1}}',
+PLANS: dict[str, Callable[[], str]] = {  # texts of megabytes, which each worker that collects this file would write
+    "lists": lambda: '{"run":[' + "[]," * 1_300_000 + "[]]}",
+    "tables": lambda: '{"run":[' + '{"":0},' * 580_000 + "{}]}",
+    "waited for": lambda: (
+        '{"run":{"task":"small"},"cohort":{"wait_for":[' + "[]," * 1_300_000 + '[]]},"local":{"lr":1}}'
+    ),
+    "unknown keys": lambda: '{"run":{' + numbered(170_000, "0") + '},"local":{"lr":1}}',
+    "numbers waited for": lambda: (
+        '{"run":{"task":"small"},"cohort":{"wait_for":[' + "0," * 500_000 + '0]},"local":{"lr":1}}'
+    ),
+    "one long key": lambda: '{"run":{"task":"small","' + "x" * 4_000_000 + '":0},"local":{"lr":1}}',
+    "rules": lambda: (
+        '{"run":{"task":"small"},"uplink":{"layers":{' + numbered(170_000, '"int8"') + '}},"local":{"lr":1}}'
+    ),
+    "as many as are read": lambda: (
+        '{"run":{"task":"small"},"cohort":{"wait_for":[' + "[]," * (MAX_VALUES - 100) + '[]]},"local":{"lr":1}}'
+    ),
 }
 
 
@@ -167,7 +173,7 @@ def test_no_plan_costs_a_device_more_than_a_moment_and_little_memory(tmp_path: P
         "outcomes": [],
         "work": {"steps": 1, "batch": 8}, "parts": [],
     }  # fmt: skip
-    data = dumped(raw).replace(b'"@"', PLANS[name].encode())
+    data = dumped(raw).replace(b'"@"', PLANS[name]().encode())
     assert len(data) <= MAX_HEADER_BYTES
     gate = AdmissionController(None, tmp_path)
 

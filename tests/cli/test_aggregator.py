@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import free_port
-from tests.support.fork_server import Forked, run_forked
+from tests.support.fork_server import Forked, forking, run_forked
 from tests.support.processes import environment
 from tests.support.server_bench import LAYOUT
+from thinwire.cli import local_state
+from thinwire.cli.aggregator import dashboard
+from thinwire.cli.params import Address
 from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import TaskReport
@@ -133,6 +136,21 @@ def test_a_dashboard_that_was_killed_is_started_again(thinwire, home, background
     assert thinwire("aggregator", "status", "--home", home).code == 0
     until(lambda: dashboard_of(home).get("pid") not in (None, page), "the dashboard did not come back")
     until(lambda: dashboard_of(home).get("dashboard") == about["dashboard"], "it listens elsewhere")
+
+
+def test_a_dashboard_that_a_killed_aggregator_had_begun_is_adopted(home, monkeypatch):
+    """It takes the lock behind the next aggregator's last look, and that one's own dashboard ends."""
+    place, said = AggregatorHome.under(home), list[str]()
+    Store.open(place.database).close()
+    words = f"sqlite:///{place.database}", place, Address.parse(f"127.0.0.1:{free_port()}", ""), environment()
+    made = [dashboard.Dashboard(*words, said.append) for _ in range(2)]
+    with forking(dashboard), made[0] as first:
+        looks = iter([None])
+        monkeypatch.setattr(dashboard, "dashboard_of", lambda place: next(looks, local_state.dashboard_of(place)))
+        with made[1] as second:
+            assert second.url == first.url == first.address.url
+            assert "error: cannot listen" in (place.root / dashboard.LOG).read_text(), "its own one ended"
+    assert said == []
 
 
 def test_the_dashboard_outlives_an_aggregator_that_was_killed_and_the_next_one_adopts_it(thinwire, home, background):

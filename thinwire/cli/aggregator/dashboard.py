@@ -144,7 +144,7 @@ class Dashboard:
 
         if dashboard_of(self._place) is None:
             self._process = self._begin()
-            if not _ready(self._process, READY_S):
+            if not _ready(self._process, READY_S) and not self._has_another(self._process):
                 self._end()
                 words = ["it said nothing"]
                 with contextlib.suppress(OSError):
@@ -183,6 +183,19 @@ class Dashboard:
             return address
         end_running(self._place)
         return None
+
+    def _has_another(self, own: subprocess.Popen[bytes]) -> bool:
+        """Return True if the state directory has another dashboard than `own`, which may stay, once that one listens.
+
+        An aggregator that was killed while its dashboard started leaves such a one: it takes the lock before `own`.
+        """
+
+        def is_there() -> bool:
+            holder = living_holder(self._place.dashboard_lock) or {}
+            return bool(holder.get("dashboard")) or holder.get("pid") in (None, own.pid)
+
+        until(is_there, READY_S)
+        return self._adopted(self.address) is not None
 
     def _begin(self) -> subprocess.Popen[bytes]:
         """Start the process; it writes its log itself, so that it does not need us."""

@@ -7,10 +7,11 @@ points of the lattice where the masks are 0.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -80,27 +81,31 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
     }
 
 
-def searched(
-    folder: Path, sets: Sequence[str], program: Sequence[str] = THINWIRE, points: Lattice | None = None
-) -> tuple[Found, Found]:
-    """What is found while a round waits for its last update, and after the run."""
+@contextlib.contextmanager
+def planted_site(folder: Path, program: Sequence[str] = THINWIRE) -> Iterator[SecureSite]:
+    """A site whose clients have joined, and train what is planted for them."""
     site = SecureSite(folder / "home", DEVICES)
     site.example, site.page = PLANTED, ("--dashboard", site.dashboard_at)
     site.aggregator_program = site.client_program = program
-    search = Search.of(len(DEVICES), points)
     try:
         site.serve()
-        site.hold(HELD)
         site.join()
-        run_id = site.begin(*sets)
-        site.until_waiting_for(run_id, HELD)
-        during = search.found(places(site, run_id))
-        site.release(HELD)
-        row = site.until_done(run_id)
-        assert (row.status, row.version) == ("done", 1), site.said()
-        return during, search.found(places(site, run_id))
+        yield site
     finally:
         site.close()
+
+
+def searched(site: SecureSite, sets: Sequence[str], points: Lattice | None = None) -> tuple[Found, Found]:
+    """What is found while the round of a run waits for its last update, and after the run."""
+    search = Search.of(len(DEVICES), points)
+    site.hold(HELD)
+    run_id = site.begin(*sets)
+    site.until_waiting_for(run_id, HELD)
+    during = search.found(places(site, run_id))
+    site.release(HELD)
+    row = site.until_done(run_id)
+    assert (row.status, row.version) == ("done", 1), site.said()
+    return during, search.found(places(site, run_id))
 
 
 def lattice() -> Lattice:
@@ -116,22 +121,23 @@ def names(found: Found) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def control(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
-    return searched(tmp_path_factory.mktemp("control"), PLAIN)
-
-
-@pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
-    return searched(tmp_path_factory.mktemp("secure"), SECURE, points=lattice())
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Found, Found]]:
+    """What is found of the runs of one site. Those that show nothing come first: nothing of an earlier one is found."""
+    with planted_site(tmp_path_factory.mktemp("planted")) as site:
+        return {
+            "secure": searched(site, SECURE, lattice()),
+            **{mode: searched(site, PRIVATE[mode]) for mode in ("distributed", "central")},
+            "plain": searched(site, PLAIN),
+        }
 
 
 def of_client(number: int, *values: str) -> set[str]:
     return {f"client {number} {value}" for value in values}
 
 
-def test_the_search_finds_every_value_of_a_run_that_is_not_secure(control: tuple[Found, Found]) -> None:
+def test_the_search_finds_every_value_of_a_run_that_is_not_secure(runs: Mapping[str, tuple[Found, Found]]) -> None:
     """In each place at least what it keeps of the clients that are not held: else the search is blind there."""
-    during, after = control
+    during, after = runs["plain"]
     for number in range(len(DEVICES)):
         assert names(during) | names(after) >= of_client(number, *VALUES)
     for place, values in SEEN.items():
@@ -144,24 +150,25 @@ def test_the_search_finds_every_value_of_a_run_that_is_not_secure(control: tuple
 
 
 def test_the_search_finds_the_points_of_a_lattice_without_masks(tmp_path: Path) -> None:
-    during, after = searched(tmp_path, SECURE, UNMASKED, lattice())
+    with planted_site(tmp_path, UNMASKED) as site:
+        during, after = searched(site, SECURE, lattice())
     points = {name for number in range(len(DEVICES) - 1) for name in of_client(number, "lattice")}
     assert during["spool"] >= points
     in_memory = during["memory of the aggregator"] | after["memory of the aggregator"]
     assert in_memory & points, "what was added to the sum may be overwritten, but not of every client"
 
 
-def test_nothing_of_a_client_is_found_in_a_secure_run(secure: tuple[Found, Found]) -> None:
-    during, after = secure
+def test_nothing_of_a_client_is_found_in_a_secure_run(runs: Mapping[str, tuple[Found, Found]]) -> None:
+    during, after = runs["secure"]
     assert names(during) | names(after) == set(), (during, after)
 
 
 @pytest.mark.parametrize("mode", PRIVATE)
 def test_nothing_of_a_client_is_found_in_a_private_run_but_a_central_update_until_its_round_is_over(
-    tmp_path: Path, mode: str
+    runs: Mapping[str, tuple[Found, Found]], mode: str
 ) -> None:
     """In central mode the aggregator is trusted: it has single updates in its spool and memory, and nowhere else."""
-    during, after = searched(tmp_path, PRIVATE[mode])
+    during, after = runs[mode]
     own = {"spool", "memory of the aggregator"} if mode == "central" else set[str]()
     updates = {name for number in range(len(DEVICES)) for name in of_client(number, "update")}
     for place, found in during.items():

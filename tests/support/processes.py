@@ -148,9 +148,7 @@ class Site:
         return (self.home.parent / f"log-{self.processes.index(process)}.txt").read_text()
 
     def run(self, run_id: str) -> RunRow:
-        if self._wait is not None:
-            return self._wait.store.run(run_id)
-        with self.store() as store:
+        with self._open() as store:
             return store.run(run_id)
 
     def events(self, run_id: str) -> list[Event]:
@@ -158,6 +156,10 @@ class Site:
             return self._wait.events(run_id)
         with self.store() as store:
             return [event for _, event in store.events(run_id)]
+
+    def _open(self) -> contextlib.AbstractContextManager[Store]:
+        """The store, which is opened once for all looks of a wait."""
+        return self.store() if self._wait is None else contextlib.nullcontext(self._wait.store)
 
     def store(self) -> Store:
         return Store.open(self.home / "aggregator" / "store.sqlite3")
@@ -187,7 +189,7 @@ class Site:
         return "\n".join(f"--- {p.args!r}\n{self.log_of(p)[-2000:]}" for p in self.processes)
 
     def online(self) -> set[str]:
-        with self.store() as store:
+        with self._open() as store:
             return {device.row.name for device in store.devices() if device.online}
 
     def close(self) -> None:

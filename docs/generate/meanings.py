@@ -63,7 +63,7 @@ FAILURES = {
     "task-mismatch": "the device's task differs from the run's in what `[run] task_match` compares",
     "layout-mismatch": "the device's model has other tensors than the run's",
     "base-mismatch": "the received model does not have the digest that the assignment names",
-    "non-finite": "the local training produced NaN or infinity. The device sent nothing, and its residual is unchanged. "
+    "non-finite": "the local training produced NaN or infinity. The device sent nothing, and its residual stays. "
     "Under masks or with privacy there is no such failure, which would tell of the data: the update is zeros then",
     "need-plan": "the device does not have the plan with this digest; the aggregator sends it again",
     "declined": "the policy of the device's owner refuses the plan",

@@ -263,8 +263,11 @@ def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path, limit: int) -> Non
     undisturbed = begin(tmp_path / "undisturbed")
     places = drive_through(undisturbed)
     assert undisturbed.store.run(undisturbed.run_id).status == "done"
-    for where, made in killed(begin, tmp_path, places):
+
+    def check(made: Bench, where: str) -> None:
         assert outcome(made) == outcome(undisturbed), where
+
+    killed(begin, tmp_path, places, check)
 
 
 def test_after_a_restart_what_was_dropped_before_it_stands_in_no_buffer(tmp_path: Path) -> None:
@@ -296,7 +299,7 @@ def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Pa
         devices = scripted("a", 1.0), scripted("b", 1.7), scripted("c", troubled), spoiled
         return bench(folder, *devices, rounds=3, buffer=2)
 
-    for where, made in killed(begin, tmp_path, drive_through(begin(tmp_path / "undisturbed")), kinds=AROUND):
+    def check(made: Bench, where: str) -> None:
         assert made.store.run(made.run_id).status == "done"
         accepted = [event.update_id for event in made.events(UpdateAccepted)]
         aggregated = [update_id for event in made.events(RoundClosed) for update_id in event.aggregated]
@@ -306,6 +309,8 @@ def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Pa
         assert all(len(event.aggregated) <= 2 for event in made.events(RoundClosed))
         assigned = [event.assignment_id for event in made.events(ClientSelected)]
         assert len(assigned) == len(set(assigned))
+
+    killed(begin, tmp_path, drive_through(begin(tmp_path / "undisturbed")), check, kinds=AROUND)
 
 
 def test_after_a_restart_assignments_of_earlier_buffers_go_out_again_as_they_were(tmp_path: Path) -> None:

@@ -201,9 +201,12 @@ def test_a_kill_at_any_commit_caps_the_same_client(tmp_path: Path, buffered: boo
     undisturbed = begin(tmp_path / "undisturbed")
     places = drive_through(undisturbed)
     assert [set(e.capped) for e in undisturbed.events(RoundClosed)] == [{f"{undisturbed.run_id}/a/1"}]
-    for where, made in killed(begin, tmp_path, places):
+
+    def check(made: Bench, where: str) -> None:
         assert outcome(made) == outcome(undisturbed), where
         assert [e.capped for e in made.events(RoundClosed)] == [e.capped for e in undisturbed.events(RoundClosed)]
+
+    killed(begin, tmp_path, places, check)
 
 
 @pytest.mark.parametrize("algorithm", ["feddyn", "fedavg"])

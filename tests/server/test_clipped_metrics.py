@@ -166,8 +166,11 @@ def test_what_decides_is_alike_wherever_the_aggregator_was_killed(tmp_path: Path
     places = drive_through(whole)
     expected = decided(whole)
     assert whole.store.run(whole.run_id).best_version == 0
-    for where, bench in killed(lambda folder: lying(folder, 2), tmp_path, places):
+
+    def check(bench: Bench, where: str) -> None:
         assert decided(bench) == expected, where
+
+    killed(lambda folder: lying(folder, 2), tmp_path, places, check)
 
 
 @pytest.mark.parametrize("key", [{"metric": "acuracy"}, {"target": {"metric": "f1", "value": 0.9}}])

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.server.test_crash_anywhere import PLAN, World
-from tests.support.crashes import LAYOUT, Fate, change, killed
+from tests.support.crashes import LAYOUT, Fate, Outcome, change, killed
 from thinwire.aggregation.control_variates import algorithm_of, carried, followed
 from thinwire.compression import parse
 from thinwire.core import RunPlan
@@ -76,8 +76,11 @@ def test_it_is_the_mean_over_all_that_ever_counted_of_what_each_of_them_sent(tmp
 def test_a_crash_changes_nothing_of_it(tmp_path: Path, algorithm: str) -> None:
     fate, begin = Fate(), partial(World, plan=plan_of(algorithm))
     made = begin(tmp_path / "whole", fate).live()
-    for where, again in killed(begin, tmp_path, fate.places, slice(0, None, EVERY)):
+
+    def check(again: Outcome, where: str) -> None:
         assert again.same() == made.same(), where
+
+    killed(begin, tmp_path, fate.places, check, slice(0, None, EVERY))
 
 
 @pytest.mark.parametrize(("known", "expected"), [({}, 1.0), ({"b": 30}, 1.75), ({"a": 10, "b": 30}, 2.25)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.crashes import Fate, Place, unequal
+from tests.support.crashes import Fate, Place, each_death, unequal
 from tests.support.server_bench import SILENT
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import RoundClosed, RoundOpened
@@ -17,7 +17,7 @@ from thinwire.core.types import Assignment
 from thinwire.server.round_close import AggregationQueue, AggregationResult
 from thinwire.simulation import Turn
 
-SHARES = 4  # of all places: one test each
+SHARES = 2  # of all places: one test each
 SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3, "d": 0.9, "e": 7.0}
 
 
@@ -51,23 +51,26 @@ def undisturbed(folder: Path) -> tuple[list[tuple[object, ...]], list[Place]]:
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_crash_anywhere_changes_no_run(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, share: int) -> None:
     results, places = undisturbed(tmp_path_factory.getbasetemp())
-    for at in unequal(places)[share::SHARES]:
-        site = lives(tmp_path / str(at), Fate(at))
-        assert [site.result(run_id) for run_id in site.runs] == results, f"killed at place {at}: {places[at - 1]}"
-        site.store.close()
+
+    def check(site: Site, where: str) -> None:
+        assert [site.result(run_id) for run_id in site.runs] == results, where
+
+    each_death(tmp_path, unequal(places)[share::SHARES], lives, check)
 
 
-@pytest.mark.parametrize("share", range(2))
-def test_a_crash_anywhere_beside_a_buffered_run_loses_and_repeats_nothing(tmp_path: Path, share: int) -> None:
+def test_a_crash_anywhere_beside_a_buffered_run_loses_and_repeats_nothing(tmp_path: Path) -> None:
     buffered = {"mode": "buffered", "buffer": 2, "max_concurrency": 2, "deadline_s": 30}
-    lives(tmp_path, fate := Fate(), buffered)
-    for at in unequal(fate.places)[share * 5 :: 10]:
-        site = lives(tmp_path / str(at), Fate(at), buffered)
+    lives(tmp_path / "undisturbed", fate := Fate(), buffered)
+
+    def live(folder: Path, fate: Fate) -> Site:
+        return lives(folder, fate, buffered)
+
+    def check(site: Site, where: str) -> None:
         for run_id in site.runs:
             status, *_ = site.result(run_id)
-            rounds = len(site.events(run_id, RoundClosed))
-            assert (status, rounds) == ("done", 3), f"{run_id}, killed at place {at}: {fate.places[at - 1]}"
-        site.store.close()
+            assert (status, len(site.events(run_id, RoundClosed))) == ("done", 3), f"{run_id}, {where}"
+
+    each_death(tmp_path, unequal(fate.places)[::5], live, check)
 
 
 def test_how_long_a_sum_takes_changes_no_run(

@@ -23,7 +23,6 @@ from thinwire.privacy.noise_plan import noise_plan
 from thinwire.server.model_store import Versions
 from thinwire.store import Store
 
-SHARES = 3  # of all places: one test each
 EVERY = 2  # of them is tried: test_secure_rounds and test_private_rounds try each place of their own mode
 TEXT = f"""{toy_plan("max_dropout = 0.4")}
 [privacy]
@@ -74,17 +73,19 @@ def test_each_round_is_reserved_and_committed_and_its_sum_has_the_clients_noise(
         assert event.norm == pytest.approx(expected, rel=0.5), "the noise is far above the update"
 
 
-@pytest.mark.parametrize("share", range(SHARES))
 def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes(
-    undisturbed: Whole, tmp_path: Path, share: int
+    undisturbed: Whole, tmp_path: Path
 ) -> None:
     made, places = undisturbed
     expected = [event.digest for event in made.of(ModelStored)]
-    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES * EVERY)):
+
+    def check(again: Outcome, where: str) -> None:
         assert again.status == "done", where
         assert [event.digest for event in again.of(ModelStored)] == expected, where
         assert not (again.folder / "secure").exists(), where
         require_accounted(again)
+
+    killed(World, tmp_path, places, check, slice(0, None, EVERY))
 
 
 def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.server.test_private_rounds import Silent
-from tests.support.crashes import Fate, unequal
+from tests.support.crashes import Fate, each_death, unequal
 from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.server_bench import LAYOUT, REPORT, change, every
 from tests.support.several_runs import Site, steady
@@ -125,25 +125,23 @@ def test_a_refusal_is_the_result_of_the_command(tmp_path: Path) -> None:
     assert site.store.run(going).status == "done"
 
 
-@pytest.mark.parametrize("share", range(2))
 @pytest.mark.parametrize(
     "sections",
     [{"cohort": {"clients": 2}}, {"server": {"optimizer": "fedadam"}, "downlink": {"codec": "int8"}}],
     ids=["sampled", "with a state and a replica"],
 )
-def test_a_crash_anywhere_after_the_extension_changes_no_bit(
-    tmp_path: Path, sections: dict[str, Any], share: int
-) -> None:
+def test_a_crash_anywhere_after_the_extension_changes_no_bit(tmp_path: Path, sections: dict[str, Any]) -> None:
     fate = Fate()
     site, run_id = story(tmp_path / "whole", fate, **sections)
     expected, whole = site.result(run_id), models(site, run_id)
     assert len(whole) == 6
     site.store.close()
-    for at in unequal(fate.places)[share::4]:
-        site, run_id = story(tmp_path / str(at), Fate(at), **sections)
-        assert site.result(run_id) == expected, f"killed at place {at}: {fate.places[at - 1]}"
-        assert models(site, run_id) == whole
-        site.store.close()
+
+    def check(lived: tuple[Site, str], where: str) -> None:
+        assert lived[0].result(lived[1]) == expected, where
+        assert models(*lived) == whole
+
+    each_death(tmp_path, unequal(fate.places)[::2], partial(story, **sections), check)
 
 
 def test_the_server_optimizer_goes_on_with_its_state(tmp_path: Path) -> None:

@@ -156,8 +156,11 @@ def test_a_late_answer_is_decoded_by_the_codec_of_its_assignment_and_so_after_a_
     opened = {round_.round: round_ for round_ in undisturbed.events(RoundOpened)}
     assert [(event.assignment_round, event.round) for event in late] == [(2, 3)]
     assert opened[2].codecs["slow"] == MIDDLE and undisturbed.events(UpdateDropped) == []
-    for where, made in killed(lambda folder: bench(folder, script), tmp_path, places, slice(4, None, 4)):
+
+    def check(made: Bench, where: str) -> None:
         assert made.events(UpdateDropped) == [], where
+
+    killed(lambda folder: bench(folder, script), tmp_path, places, check, slice(4, None, 4))
 
 
 def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None:
@@ -172,8 +175,11 @@ def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None
 
     undisturbed = bench(tmp_path / "undisturbed", script)
     places = drive_through(undisturbed)
-    for where, made in killed(lambda folder: bench(folder, script), tmp_path, places, slice(3, None, 4)):
+
+    def check(made: Bench, where: str) -> None:
         assert decided(made) == decided(undisturbed), where
+
+    killed(lambda folder: bench(folder, script), tmp_path, places, check, slice(3, None, 4))
 
 
 def test_a_device_selected_in_the_place_of_another_is_selected_in_its_own_codec(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.server.test_private_rounds import TEXT, Silent, World, change, made_assignment, require_accounted
-from tests.support.crashes import LAYOUT, Fate, killed, undisturbed_once
+from tests.support.crashes import LAYOUT, Fate, Outcome, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
 from thinwire.core.run_events import PrivacyReserved
@@ -44,10 +44,13 @@ def test_each_round_is_reserved_with_the_release_of_one_device(undisturbed) -> N
 
 def test_a_crash_anywhere_spends_each_round_once(undisturbed, tmp_path: Path) -> None:
     _, places = undisturbed
-    for where, again in killed(Locals, tmp_path, places, slice(0, None, 4)):
+
+    def check(again: Outcome, where: str) -> None:
         assert again.status == "done", where
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
         require_accounted(again, PLAN)
+
+    killed(Locals, tmp_path, places, check, slice(0, None, 4))
 
 
 def test_the_model_moves_by_the_plain_mean_of_what_the_clients_sent(tmp_path: Path) -> None:

@@ -122,8 +122,11 @@ def test_a_kill_at_any_commit_drops_the_same_updates(tmp_path: Path) -> None:
     undisturbed = begin(tmp_path / "undisturbed")
     places = drive_through(undisturbed)
     assert {e.device for e in undisturbed.events(UpdateDropped)} == {"a", "e"}
-    for where, made in killed(begin, tmp_path, places):
+
+    def check(made: Bench, where: str) -> None:
         assert outcome(made) == outcome(undisturbed), where
+
+    killed(begin, tmp_path, places, check)
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])

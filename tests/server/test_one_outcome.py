@@ -84,9 +84,12 @@ def test_a_kill_at_any_commit_leaves_no_assignment_without_an_outcome_and_none_w
     places = drive_through(whole)
     settled(whole)
     assert untaken(whole)
-    for where, again in killed(begin, tmp_path, places):
+
+    def check(again: Bench, where: str) -> None:
         settled(again)
         assert untaken(again) == untaken(whole), where
+
+    killed(begin, tmp_path, places, check)
 
 
 @pytest.mark.parametrize("kind", SECTIONS)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.support import crashes
-from tests.support.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
+from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.explained import whys
 from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from tests.support.normed import NORMED, normed, three_honest
@@ -96,11 +96,14 @@ def test_a_kill_anywhere_chooses_the_same_updates(undisturbed: Whole, tmp_path: 
     assert {e.update_id.split("/")[1] for e in made.of(UpdateDropped)} == {"e"}
     assert not any("/b/" in chosen for e in closed for chosen in e.chosen)
     assert [len(e.norms) for e in closed] == [5, 6]
-    for where, again in killed(World, tmp_path, places, slice(None), ("append", "commit")):
+
+    def check(again: Outcome, where: str) -> None:
         assert again.same() == made.same(), where
         said = [(e.chosen, e.norms, e.capped) for e in again.of(RoundClosed)]
         assert said == [(e.chosen, e.norms, e.capped) for e in closed], where
         assert again.of(ClientReconnected) == made.of(ClientReconnected)
+
+    killed(World, tmp_path, places, check, slice(None), ("append", "commit"))
 
 
 def params(made: Bench) -> Vector:

@@ -193,7 +193,8 @@ def test_a_device_that_joins_takes_the_place_of_one_that_was_lost(tmp_path: Path
 
 
 def test_a_kill_at_any_commit_replaces_nobody_twice(tmp_path: Path) -> None:
-    for where, made in killed(four, tmp_path, drive_through(four(tmp_path / "undisturbed"))):
+
+    def check(made: Bench, where: str) -> None:
         assert made.store.run(made.run_id).status == "done"
         opened = [assignment_id for event in made.events(RoundOpened) for assignment_id in event.assignments.values()]
         assigned_now = opened + [event.assignment_id for event in since(made)]
@@ -201,6 +202,8 @@ def test_a_kill_at_any_commit_replaces_nobody_twice(tmp_path: Path) -> None:
         failed = [event.assignment_id for event in made.events(ClientFailed)]
         assert len(set(assigned_now)) == len(assigned_now), where
         assert sorted(answered + failed) == sorted(assigned_now)
+
+    killed(four, tmp_path, drive_through(four(tmp_path / "undisturbed")), check)
 
 
 def test_nobody_is_looked_at_beyond_those_who_are_selected() -> None:

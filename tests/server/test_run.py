@@ -262,19 +262,25 @@ def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path) -> None:
     undisturbed = five_rounds(steady, tmp_path / "undisturbed")
     places = drive_through(undisturbed)
     assert undisturbed.store.run(undisturbed.run_id).status == "done"
-    for where, bench in killed(partial(five_rounds, steady), tmp_path, places):
+
+    def check(bench: Bench, where: str) -> None:
         assert outcome(bench) == outcome(undisturbed), where
+
+    killed(partial(five_rounds, steady), tmp_path, places, check)
 
 
 def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
     places = drive_through(five_rounds(straggling, tmp_path / "undisturbed"))
-    for where, bench in killed(partial(five_rounds, straggling), tmp_path, places, kinds=AROUND):
+
+    def check(bench: Bench, where: str) -> None:
         assert bench.store.run(bench.run_id).status == "done"
         assert bench.store.run(bench.run_id).version == 5
         accepted = [e.update_id for e in bench.events(UpdateAccepted)]
         aggregated = [update_id for e in bench.events(RoundClosed) for update_id in e.aggregated]
         assert len(accepted) == len(set(accepted))
         assert sorted(aggregated) == sorted(accepted), where
+
+    killed(partial(five_rounds, straggling), tmp_path, places, check, kinds=AROUND)
 
 
 def test_folds_are_reported(tmp_path: Path) -> None:

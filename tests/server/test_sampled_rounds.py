@@ -42,7 +42,6 @@ from thinwire.server.policy.cohort import poisson
 from thinwire.simulation.scripted_device import Turn
 from thinwire.store import Store
 
-SHARES = 4  # of all places: one test each
 RATE = 0.4
 SAMPLED = TEXT.replace("clients = 5\n", "").replace("min_updates = 1\n", "") + f"sampling_rate = {RATE}\n"
 PLAN = RunPlan.parse(f"{SAMPLED}noise_multiplier = 1.0")
@@ -197,8 +196,7 @@ def test_no_device_is_renamed_while_a_sampled_run_goes_on(tmp_path: Path) -> Non
         store.roster.rename("e", "z")
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tmp_path: Path, share: int) -> None:
+def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tmp_path: Path) -> None:
     """A round's coins are drawn once: in the transaction that opens it, or never seen."""
     _, places = undisturbed
     drawn = list[tuple[str, ...]]()
@@ -207,17 +205,17 @@ def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tm
         drawn.append(poisson(population, rate, rng))
         return drawn[-1]
 
-    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
+    def check(again: Outcome, where: str) -> None:
         assert again.status == "done", where
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
         require_accounted(again)
+        samples, draws = [tuple(event.assignments) for event in again.of(RoundOpened)], iter(drawn)
+        assert len(samples) == 3, where
+        assert all(sample in draws for sample in samples), f"{where}: these draws, in their order"
+        assert len(drawn) <= 4, f"{where}: at most one draw was lost with its process"
+
     with patch.object(private_mode, "poisson", noted):
-        for where, again in killed(World, tmp_path / "noted", places, slice(share, None, 6 * SHARES)):
-            samples, draws = [tuple(event.assignments) for event in again.of(RoundOpened)], iter(drawn)
-            assert len(samples) == 3, where
-            assert all(sample in draws for sample in samples), f"{where}: these draws, in their order"
-            assert len(drawn) <= 4, f"{where}: at most one draw was lost with its process"
-            drawn.clear()
+        killed(World, tmp_path, places, check)
 
 
 def test_a_sampled_run_spends_nothing_if_delta_is_not_below_one_over_the_population(

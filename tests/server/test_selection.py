@@ -303,9 +303,11 @@ def test_a_kill_at_any_commit_leaves_nobody_out_and_assignments_nobody_twice(tmp
         more = {"wait_for": 3, "max_concurrency": 1, "deadline_s": 100}
         return Bench(folder, [scripted(each) for each in "abc"], run={"rounds": 1}, cohort=more)
 
-    for where, made in killed(three, tmp_path, drive_through(three(tmp_path / "undisturbed"))):
+    def check(made: Bench, where: str) -> None:
         assert made.reasons() == ["all"], where
         opened = [assignment_id for event in made.events(RoundOpened) for assignment_id in event.assignments.values()]
         assigned_now = [event.assignment_id for event in made.events(ClientSelected)]
         assert len(opened) == 1 and len(assigned_now) == len(set(assigned_now)) == 3
         assert len(made.events(UpdateAccepted)) == 3
+
+    killed(three, tmp_path, drive_through(three(tmp_path / "undisturbed")), check)

@@ -86,5 +86,8 @@ def test_a_kill_at_any_commit_gives_the_same_model(tmp_path: Path, optimizer: st
     whole = bench(tmp_path / "whole", optimizer)
     places = drive_through(whole)
     expected = whole.store.run(whole.run_id).model_digest
-    for where, one in killed(lambda folder: bench(folder, optimizer), tmp_path, places, slice(0, None, 2)):
+
+    def check(one: Bench, where: str) -> None:
         assert one.store.run(one.run_id).model_digest == expected, where
+
+    killed(lambda folder: bench(folder, optimizer), tmp_path, places, check, slice(0, None, 2))

@@ -59,8 +59,11 @@ def test_a_kill_at_any_commit_measures_every_version_and_tells_all_that_it_is_ov
     assert [models for *_, (_, models) in measured(whole)] == [0, 0, 3]
     row = whole.store.run(whole.run_id)
     assert row.dense_down == 9 * 4 * LAYOUT.size <= row.payload_down  # 3 models a round, and the last to be measured
-    for where, again in killed(two_rounds, tmp_path, places):
+
+    def check(again: Bench, where: str) -> None:
         assert (measured(again), stops(again)) == (measured(whole), [1, 1, 1]), where
+
+    killed(two_rounds, tmp_path, places, check)
 
 
 def test_who_comes_back_a_while_later_measures_and_is_told_too(tmp_path: Path) -> None:

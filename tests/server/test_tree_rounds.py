@@ -11,7 +11,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 
 from tests.server.test_private_rounds import TEXT, require_accounted
 from tests.server.test_private_rounds import World as PrivateWorld
@@ -33,7 +32,6 @@ from thinwire.server.tree_noise import KEYS, StoredTree, TreeNoise
 from thinwire.simulation import reported
 from thinwire.store import Store
 
-SHARES = 4  # of all places: one test each
 TREE = TEXT.replace("rounds = 3", "rounds = 4") + 'mechanism = "tree"\nrestart_every = 3\nnoise_multiplier = 100.0\n'
 PLAN = RunPlan.parse(TREE)
 APART = RunPlan.parse(
@@ -108,17 +106,17 @@ def test_the_model_is_the_sum_of_clipped_updates_and_the_noise_of_its_prefixes(u
     assert sorted(made.keys) == [(1, 1), (1, 2), (1, 3), (4, 1)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_crash_anywhere_spends_each_round_once_and_no_noise_is_lost(
-    undisturbed: Whole, tmp_path: Path, share: int
-) -> None:
+def test_a_crash_anywhere_spends_each_round_once_and_no_noise_is_lost(undisturbed: Whole, tmp_path: Path) -> None:
     _, places = undisturbed
-    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
+
+    def check(again: Outcome, where: str) -> None:
         assert again.status == "done", where
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3, 4], where
         require_accounted(again, PLAN)
         require_prefix(again)
         require_erased(again)
+
+    killed(World, tmp_path, places, check)
 
 
 def rounds_of_devices(made: Outcome) -> Iterator[list[int]]:
@@ -133,13 +131,15 @@ def test_a_client_takes_part_again_after_the_separation_and_not_before_also_afte
     fate = Fate()
     whole = ApartWorld(tmp_path / "whole", fate).live()
     assert whole.status == "done"
-    for where, made in itertools.chain(
-        [("whole", whole)], killed(ApartWorld, tmp_path, fate.places, slice(0, None, 5))
-    ):
+
+    def check(made: Outcome, where: str) -> None:
         rounds = list(rounds_of_devices(made))
         assert all(b - a >= 2 for one in rounds for a, b in itertools.pairwise(one)), where
         assert max(map(len, rounds)) == 2, where
         require_prefix(made, APART)
+
+    check(whole, "whole")
+    killed(ApartWorld, tmp_path, fate.places, check, slice(0, None, 5))
     (release,) = {event.release for event in whole.of(PrivacyReserved)}
     assert release == noise_plan(APART, LAYOUT.model_size, 1).release.to_json()
 

@@ -10,6 +10,9 @@ are equal to the place before them, but for what nobody reads after the death:
   is killed once for each function that writes such a file. Other syncs of a folder follow a renaming: their place is a
   new state of the disk.
 
+A run is killed in a child of the test's process (`Fates`), which goes on with a copy of the disk: so the life until the
+death is lived once for all places, and each place costs what comes after it.
+
 The clock stands still while the aggregator is dead. "The same" means: same order of accepted heads and deadline ticks,
 so same model and replica at every version, same aggregated sets and same outcomes.
 """
@@ -17,15 +20,20 @@ so same model and replica at every version, same aggregated sets and same outcom
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -48,6 +56,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.statedir import AggregatorHome, sync_path
 from thinwire.core.types import Assignment, UpdateId, UpdateOutcome, Vector
+from thinwire.server import round_close
 from thinwire.server.round_close import finish
 from thinwire.server.run import drive
 from thinwire.server.state.assignment_ledger import KEPT
@@ -57,8 +66,13 @@ from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
 from thinwire.store import FileSpool, Store
 from thinwire.store.projection import Projection
 
+Lived = TypeVar("Lived")
+
 PACKAGE = f"{Path(thinwire.__file__).parent}{os.sep}"
 LAYOUT = Layout.of({"w": (6, 4), "b": (4,)})
+NEVER = -1  # a place that no life comes to
+LIFE_S = 120  # after which a child ends that goes on for ever
+WORK_S = 10.0  # the longest that a thread of a small run works at a step
 KINDS = ("commit", "fsync", "before a commit", "after a commit")  # of places at which a run is killed
 
 
@@ -93,8 +107,63 @@ class Fate:
         self.places.append(Place(place))
         self.places[-1].functions = () if self.at else functions_at_work()
         self.places[-1].journalled = self.journalled
-        if len(self.places) == self.at:
+        if self._is_last():
             raise Killed(place)
+
+    def _is_last(self) -> bool:
+        return len(self.places) == self.at
+
+
+class Fates(Fate):
+    """Dies at each of these places, each time in a child process, and goes on as if nothing had happened.
+
+    A child has a copy of the disk, which is `folder`, at the same path; afterwards its parent has the original there
+    again. The parent's threads have no work while it forks: a lock that one of them held would stay held in the child.
+    """
+
+    def __init__(self, folder: Path, chosen: Collection[int]) -> None:
+        super().__init__(at=NEVER)
+        self.folder, self.chosen = folder, set(chosen)
+        self.work: list[Future[Any]] = []  # that threads were given
+        self.deaths, self.failed = 0, ""
+        self.tells: int | None = None  # in a child: where it writes what failed
+
+    @property
+    def where(self) -> str:
+        return f"killed at place {len(self.places)}: {self.places[-1]}"
+
+    def _is_last(self) -> bool:
+        if self.tells is not None or self.failed or len(self.places) not in self.chosen:
+            return False
+        wait(self.work, timeout=WORK_S)
+        self.work.clear()
+        reads, writes = os.pipe()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of a fork beside threads
+            child = os.fork()
+        aside = self.folder.with_name(f"{self.folder.name}-original")
+        if child == 0:
+            gc.disable()  # it would write to all of the parent's memory
+            signal.alarm(LIFE_S)
+            self.tells, self.died = writes, self.where
+            self.folder.rename(aside)
+            shutil.copytree(aside, self.folder)
+            return True
+        os.close(writes)
+        with open(reads, encoding="utf-8") as told:
+            self.failed = told.read()
+        _, status = os.waitpid(child, 0)
+        shutil.rmtree(self.folder)
+        aside.rename(self.folder)
+        if status and not self.failed:
+            self.failed = f"the test's child that was {self.where} ended with the status {status}"
+        self.deaths += 1
+        return False
+
+    def over(self, failed: str) -> None:
+        """End a child."""
+        assert self.tells is not None
+        os.write(self.tells, failed.encode())
+        os._exit(0)
 
 
 def functions_at_work() -> tuple[CodeType, ...]:
@@ -171,7 +240,7 @@ class World:
             run_id = submit(store, self.home, self.plan, LAYOUT, first, nothing, {}, reported(self.plan, LAYOUT))
             with deadly(self.fate, store):
                 try:
-                    self._drive(run_id, store, agreed=self.fate.at > 0)
+                    self._drive(run_id, store, agreed=self.fate.at != 0)
                 except Killed:
                     store = opened.enter_context(Store.open(self.home.database, durable=False))  # as it lies there
                     self.fleet = self.fleet.restart(FileSpool(self.home.spool))
@@ -250,10 +319,42 @@ def undisturbed_once(begin: Begin) -> Any:
     return made
 
 
+def each_death(
+    folder: Path, chosen: Collection[int], live: Callable[[Path, Fate], Lived], check: Callable[[Lived, str], object]
+) -> int:
+    """Live once for each of these places with a death there, and check what it came to; return the number of deaths.
+
+    `check` is called with what `live` returns, and a sentence that says where it died. It is called in a child process:
+    what it changes in memory is lost, and what it raises is raised here again, as an `AssertionError`.
+    """
+    disk = folder / "disk"
+    fates = Fates(disk, chosen)
+
+    class Noted(ThreadPoolExecutor):
+        def submit(self, *given: Any, **named: Any) -> Future[Any]:
+            fates.work.append(super().submit(*given, **named))
+            return fates.work[-1]
+
+    try:
+        with patch.object(round_close, "ThreadPoolExecutor", Noted):
+            made = live(disk, fates)
+        if fates.tells is not None:
+            check(made, fates.died)
+    except BaseException:
+        if fates.tells is None:
+            raise
+        fates.over(f"{fates.died}\n{traceback.format_exc()}")
+    if fates.tells is not None:
+        fates.over("")
+    shutil.rmtree(disk)
+    assert not fates.failed, fates.failed
+    assert fates.deaths, "no life came to one of these places"
+    return fates.deaths
+
+
 def killed(
-    begin: Begin, folder: Path, places: Sequence[Place], which: slice, kinds: Sequence[str] = KINDS
-) -> Iterator[tuple[str, Outcome]]:
-    """What the run comes to that is killed at one of the unequal places of these kinds, and a sentence where."""
-    for at in unequal(places, kinds)[which]:
-        yield f"killed at place {at}: {places[at - 1]}", begin(folder / str(at), Fate(at)).live()
-        shutil.rmtree(folder / str(at))
+    begin: Begin, folder: Path, places: Sequence[Place], check: Callable[[Outcome, str], object],
+    which: slice = slice(None), kinds: Sequence[str] = KINDS,
+) -> int:  # fmt: skip
+    """Check what the run comes to that is killed at one of the unequal places of these kinds, for each of them."""
+    return each_death(folder, unequal(places, kinds)[which], lambda disk, fate: begin(disk, fate).live(), check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from tests.support.crashes import Fate, Killed, Place, around_commits, unequal
+from tests.support.crashes import Fate, Killed, Place, around_commits, each_death, unequal
 from tests.support.faulty_fleet import AttentiveDevice, FaultyFleet
 from tests.support.store_agreement import empty_database
 from thinwire.aggregation import BufferMean
@@ -156,22 +156,21 @@ def drive_through(bench: Bench, fate: Fate | None = None) -> list[Place]:
 
 
 def killed(
-    begin: Callable[[Path], Bench],
-    folder: Path,
-    places: Sequence[Place],
-    which: slice = slice(None),
-    kinds: Sequence[str] = ("after a commit",),
-) -> Iterator[tuple[str, Bench]]:
-    """What the run comes to that is killed at one of the unequal places, for each, and a sentence that says where.
+    begin: Callable[[Path], Bench], folder: Path, places: Sequence[Place], check: Callable[[Bench, str], object],
+    which: slice = slice(None), kinds: Sequence[str] = ("after a commit",),
+) -> int:  # fmt: skip
+    """Check what the run comes to that is killed at one of the unequal places, for each; return the number of deaths.
 
     A process that dies before a commit leaves what it had left after the last one, and perhaps a reply in the spool
     that the journal does not name: `test_run.py` and `test_buffered_run.py` kill there, `AROUND` a commit.
     """
-    for at in unequal(places, kinds)[which]:
-        bench = begin(folder / str(at))
-        drive_through(bench, Fate(at))
-        yield f"killed at place {at}: {places[at - 1]}", bench
-        bench.store.close()
+
+    def live(disk: Path, fate: Fate) -> Bench:
+        bench = begin(disk)
+        drive_through(bench, fate)
+        return bench
+
+    return each_death(folder, unequal(places, kinds)[which], live, check)
 
 
 def outcome(bench: Bench) -> tuple[object, ...]:

@@ -51,7 +51,7 @@ from typing import Any
 
 from benchmarks.entry import run_in_folder
 from benchmarks.processes import Processes, free_port
-from benchmarks.words import IN_CODE, banned
+from benchmarks.words import IN_CODE, banned, definitions, parsed
 
 ROOT = Path(__file__).parents[1]
 OURS = ROOT / "thinwire"
@@ -115,7 +115,7 @@ class Preset:
     rounds: int
 
 
-PRESETS = {"tiny": Preset(6), "small": Preset(8), "full": Preset(20), "committed": Preset(20)}
+PRESETS = {"tiny": Preset(5), "small": Preset(8), "full": Preset(20), "committed": Preset(20)}
 
 
 def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -131,7 +131,7 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
         figures[f"files_per_{what}"] = sum(n for part, n in parts.items() if part in counted)
         figures |= {f"files_per_{what} {part}": count for part, count in sorted(parts.items())}
         rows += [{"what": f"file of one {what}", "file": name} for name in found]
-    trees = {_name(path): ast.parse(path.read_text()) for path in python_files(OURS)}
+    trees = {_name(path): parsed(path) for path in python_files(OURS)}
     missing = list(undocumented(trees))
     figures["undocumented_public"] = len(missing)
     rows += [{"what": "without a docstring", "name": name} for name in missing]
@@ -168,7 +168,8 @@ def _may_be_short(path: Path) -> bool:
 
 def undocumented(trees: Mapping[str, ast.Module]) -> Iterator[str]:
     """Yield `FILE:NAME` of public names without a docstring, from a tree for each file of a package."""
-    classes = {node.name: node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    nodes = (node for tree in trees.values() for node in definitions(tree))
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
     def documented(kind: ast.ClassDef, method: str, seen: frozenset[str] = frozenset()) -> bool:
         own = {node.name: node for node in kind.body if isinstance(node, FUNCTIONS)}
@@ -198,8 +199,8 @@ def undocumented(trees: Mapping[str, ast.Module]) -> Iterator[str]:
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
     """Yield every docstring of a module, private ones too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS) and (text := ast.get_docstring(node)):
+    for node in definitions(tree):
+        if text := ast.get_docstring(node):
             yield text
 
 

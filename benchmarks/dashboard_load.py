@@ -52,10 +52,11 @@ class Preset:
     rounds: int
     pairs: int
     steps: int = 50  # of a client in a round
+    forks: bool = False  # True: a process is forked from one that has imported what it needs
 
 
 PRESETS = {
-    "tiny": Preset(readers=8, pages=1, clients=2, rounds=2, pairs=1, steps=10),
+    "tiny": Preset(readers=8, pages=1, clients=2, rounds=2, pairs=1, steps=10, forks=True),
     "small": Preset(readers=40, pages=1, clients=2, rounds=5, pairs=1),
     "full": Preset(readers=200, pages=3, clients=4, rounds=10, pairs=5),
 }
@@ -64,7 +65,7 @@ PRESETS = {
 def measure(preset: Preset, folder: Path) -> Measured:
     """Run all pairs on one aggregator; the first four runs, which import and cache, are not counted."""
     site = Site(folder / "home")
-    site.forks, site.page = False, ("--dashboard", f"127.0.0.1:{free_port()}")
+    site.forks, site.page = preset.forks, ("--dashboard", f"127.0.0.1:{free_port()}")
     try:
         site.start_aggregator()
         for number in range(preset.clients):

@@ -34,12 +34,13 @@ RUN = ("run.rounds=1", "cohort.wait_for=1", "local.steps=20")
 
 @dataclass(frozen=True)
 class Preset:
-    """How long a client without an assignment is watched."""
+    """How long a client without an assignment is watched, and how often it is started."""
 
     idle_s: float
+    starts: int = 2
 
 
-PRESETS = {"tiny": Preset(1.0), "small": Preset(20.0), "full": Preset(120.0)}
+PRESETS = {"tiny": Preset(1.0, starts=1), "small": Preset(20.0), "full": Preset(120.0)}
 
 
 class Node:
@@ -114,12 +115,14 @@ def idle(what: str, processes: Collection[int], idle_s: float) -> dict[str, Any]
 
 
 def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """One start after the other, then a round."""
+    """Start the client as often as the preset says, then train a round."""
     with Processes(folder) as processes:
         node = Node(folder, processes)
         pid, first_start_s = node.start_client()
-        node.end(pid)
-        pid, start_s = node.start_client()
+        start_s = first_start_s
+        for _ in range(1, preset.starts):
+            node.end(pid)
+            pid, start_s = node.start_client()
         bare = idle("bare", [pid], preset.idle_s)  # without the worker, which every start begins to describe the tasks
         node.train()
         after = idle("after a round", descendants(pid), preset.idle_s)

@@ -39,13 +39,12 @@ class Preset:
     rounds: int
 
 
-PRESETS = {"tiny": Preset(2, 30), "small": Preset(6, 20), "full": Preset(20, 60)}
+PRESETS = {"tiny": Preset(2, 15), "small": Preset(6, 20), "full": Preset(20, 60)}
 
 
 def measure(preset: Preset, folder: Path) -> Measured:
     """Kill and restart until all kills are done, then read the journals."""
     draw, site = random.Random(SEED), Site(folder / "home")
-    site.forks = False
     rows: list[dict[str, Any]] = []
     try:
         site.start_aggregator()

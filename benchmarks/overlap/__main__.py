@@ -29,7 +29,7 @@ from benchmarks.overlap.ways import way
 from benchmarks.processes import Processes
 from tests.support.shaped import why_not
 
-NAMES, TRIAL_STEPS = ("device-0", "device-1"), 20
+NAMES = ("device-0", "device-1")
 DEVICES = len(NAMES)
 LEAST_S = 4.0  # both c and t, for figures that decide anything
 
@@ -38,7 +38,8 @@ LEAST_S = 4.0  # both c and t, for figures that decide anything
 class Preset:
     """`compute_s` is what a round is made to compute; `rounds` are counted after `warm_up` others.
 
-    `seeds` and `seed_rounds`: of the simulation that accuracy is compared in.
+    `seeds` and `seed_rounds`: of the simulation that accuracy is compared in. `trial_steps`: of a round from which
+    it is learned how long a step takes.
     """
 
     compute_s: float
@@ -46,10 +47,12 @@ class Preset:
     warm_up: int
     seeds: int
     seed_rounds: int
+    trial_steps: int = 20
 
 
 PRESETS = {
-    "tiny": Preset(0.05, 1, 1, seeds=1, seed_rounds=2), "small": Preset(1.0, 5, 1, seeds=3, seed_rounds=40),
+    "tiny": Preset(0.05, 1, 1, seeds=1, seed_rounds=1, trial_steps=3),
+    "small": Preset(1.0, 5, 1, seeds=3, seed_rounds=40),
     "full": Preset(6.0, 10, 2, seeds=10, seed_rounds=40),
 }  # fmt: skip
 
@@ -67,8 +70,8 @@ def plan_of(rounds: int, steps: int, overlap: bool) -> dict[str, Any]:
 def measure(preset: Preset, folder: Path, shaped_by: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     within_s = 120 + 60 * preset.compute_s * (preset.rounds + preset.warm_up)
     with here(folder / "trial", shaped_by, 0.0) as devices:
-        trial = devices.run(plan_of(3, TRIAL_STEPS, overlap=False), within_s)
-        steps = max(1, round(TRIAL_STEPS * preset.compute_s / median(trial.compute[DEVICES:])))
+        trial = devices.run(plan_of(3, preset.trial_steps, overlap=False), within_s)
+        steps = max(1, round(preset.trial_steps * preset.compute_s / median(trial.compute[DEVICES:])))
         alone = devices.run(plan_of(3, steps, overlap=False), within_s)
     compute_s = median(alone.compute[DEVICES:])
     bytes_per_s = (alone.up_bytes + alone.down_bytes) / compute_s

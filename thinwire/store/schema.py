@@ -87,7 +87,7 @@ def _make(connection: Connection) -> None:
 def _add_indexes(connection: Connection) -> None:
     """Create the indexes that the database lacks: they change only how fast a query is, so they need no revision."""
     found = set(connection.scalars(text(INDEXES[connection.dialect.name])))
-    for table in METADATA.sorted_tables:
+    for table in METADATA.tables.values():
         for index in table.indexes:
             if index.name not in found:
                 connection.execute(CreateIndex(index))
@@ -177,10 +177,9 @@ def require_known(connection: Connection, found: str, what: str, hint: str) -> N
 
 def _require_columns(connection: Connection, what: str, hint: str) -> None:
     """Raise `DataLost` unless each of the program's tables has exactly the program's columns in the database."""
-    ours = {(table.name, column.name) for table in METADATA.sorted_tables for column in table.columns}
-    tables = {table for table, _ in ours}
-    found = {(table, name) for table, name in connection.execute(text(COLUMNS[connection.dialect.name]))}
-    theirs = {column for column in found if column[0] in tables}
+    ours = _columns()
+    found = connection.exec_driver_sql(COLUMNS[connection.dialect.name])
+    theirs = {(table, name) for table, name in found if table in METADATA.tables}
     if ours == theirs:
         return
     differing = [f"no column {table}.{name}" for table, name in sorted(ours - theirs)]
@@ -191,6 +190,11 @@ def _require_columns(connection: Connection, what: str, hint: str) -> None:
         why=f"it has revision {revisions()[-1]}, but {differing[0]}{more}; nothing was changed",
         hint=hint,
     )
+
+
+@cache
+def _columns() -> frozenset[tuple[str, str]]:
+    return frozenset((table.name, column.name) for table in METADATA.tables.values() for column in table.columns)
 
 
 def copy_file(source: Path, target: Path) -> Path:

@@ -268,10 +268,10 @@ class Outcome:
     """What a run came to."""
 
     def __init__(self, store: Store, run_id: str, fleet: ScriptedFleet, home: AggregatorHome | None = None) -> None:
-        assert_sums_agree(store, run_id)
-        every_assignment_has_one_outcome(store, run_id)
-        self.status = store.run(run_id).status
         self.events = [event for _, event in store.events(run_id)]
+        assert_sums_agree(store, run_id, self.events)
+        every_assignment_has_one_outcome(store, run_id, self.events)
+        self.status = store.run(run_id).status
         self.past = RunState()
         for event in self.events:
             self.past.apply(event)

@@ -27,9 +27,10 @@ ORDERLY = re.compile(
 SHOWN = {DROPPED: "dropped", FAILED: "failed", GIVEN_UP: "failed", UNTAKEN: "over"}
 
 
-def every_assignment_has_one_outcome(store: Store, run_id: str) -> None:
-    """Of a run that is over, by its journal; what is shown of its assignments is the same."""
-    events = [event for _, event in store.events(run_id)]
+def every_assignment_has_one_outcome(store: Store, run_id: str, events: Sequence[Event] | None = None) -> None:
+    """Of a run that is over, by its journal, `events`; what is shown of its assignments is the same."""
+    if events is None:
+        events = [event for _, event in store.events(run_id)]
     opened = [assignment_id for e in events if isinstance(e, RoundOpened) for assignment_id in e.assignments.values()]
     assigned = opened + [e.assignment_id for e in events if isinstance(e, ClientSelected) and e.why]
     assert len(set(assigned)) == len(assigned)

@@ -94,10 +94,11 @@ class Site:
 
     def result(self, run_id: str) -> tuple[object, ...]:
         """What a death must not change: the model, who was in each round, whose updates are in each sum."""
-        assert_sums_agree(self.store, run_id)
-        every_assignment_has_one_outcome(self.store, run_id)
-        opened = [(e.round, sorted(e.assignments)) for e in self.events(run_id, RoundOpened)]
-        closed = [(e.round, e.reason, e.version, devices(e.aggregated)) for e in self.events(run_id, RoundClosed)]
+        events = self.events(run_id, Event)
+        assert_sums_agree(self.store, run_id, events)
+        every_assignment_has_one_outcome(self.store, run_id, events)
+        opened = [(e.round, sorted(e.assignments)) for e in events if isinstance(e, RoundOpened)]
+        closed = [(e.round, e.reason, e.version, devices(e.aggregated)) for e in events if isinstance(e, RoundClosed)]
         row = self.store.run(run_id)
         return row.status, row.model_digest, opened, closed
 

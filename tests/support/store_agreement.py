@@ -8,30 +8,33 @@ import functools
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.explained import whys
 from tests.support.store_story import LAYOUT, PLAN
-from thinwire.core.events import Evaluated, UpdateAccepted, UpdateDropped
+from thinwire.core.events import Evaluated, Event, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import TaskReport
-from thinwire.store import Store, UpdateRow
+from thinwire.store import RunRow, Store, UpdateRow
 from thinwire.store.explaining import RunTotals
+from thinwire.store.read_models import PhaseRow, RoundRow
 from thinwire.store.round_timing import turns
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
 
 
-def assert_sums_agree(store: Store, run_id: str) -> None:
+def assert_sums_agree(store: Store, run_id: str, events: Sequence[Event] | None = None) -> None:
     """Every count and sum in runs, rounds and clients is that over the rows of updates.
 
     A run's bytes have beside them what measuring its last model took, which is no round's. A round's bytes up are of
-    the answers that came in it, and of the keys and shares of its own clients.
+    the answers that came in it, and of the keys and shares of its own clients. `events` is the run's journal, where
+    the caller has read it.
     """
-    updates = store.updates(run_id)
+    updates, run, rounds = store.updates(run_id), store.run(run_id), store.rounds(run_id)
+    phases = store.phases(run_id)
     whole, came_in = _added(updates), dict[str, int]()
-    for _, event in store.events(run_id):
+    for event in [event for _, event in store.events(run_id)] if events is None else events:
         if isinstance(event, UpdateAccepted | UpdateDropped):
             came_in.setdefault(event.update_id, event.round)
         if isinstance(event, Evaluated):
@@ -41,12 +44,12 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
                 "wire_up": event.received_bytes,
             }
             whole |= {name: (whole[name] or 0) + amount for name, amount in taken.items() if amount}
-    assert _kept(store.run(run_id)) == whole
+    assert _kept(run) == whole
     keys = Counter[tuple[int, str]]()  # of a secure round: the bytes of a device's messages beside its update
-    for phase in store.phases(run_id):
+    for phase in phases:
         if phase.phase != "masked":
             keys.update({(phase.round, device): sent for device, sent in phase.received.items()})
-    for row in store.rounds(run_id):
+    for row in rounds:
         came_now = [u for u in updates if came_in.get(u.update_id) == row.round]
         came, own = _added(came_now), _added([u for u in updates if u.round == row.round])
         late_keys = sum(keys[u.round, u.device] for u in came_now)
@@ -57,23 +60,29 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
         mine = [u for u in updates if u.device == client.device]
         assert _kept(client) == _added(mine)
         assert (client.selected, client.arrived) == (len(mine), sum(bool(u.update_id) for u in mine))
-    assert_explanations_agree(store, run_id)
+    _explanations_agree(store, run, rounds, updates, phases)
 
 
 def assert_explanations_agree(store: Store, run_id: str) -> None:
+    """What `assert_sums_agree` says of explanations."""
+    run, rounds = store.run(run_id), store.rounds(run_id)
+    _explanations_agree(store, run, rounds, store.updates(run_id), store.phases(run_id))
+
+
+def _explanations_agree(
+    store: Store, run: RunRow, rounds: Sequence[RoundRow], updates: Sequence[UpdateRow], phases: Sequence[PhaseRow]
+) -> None:
     """The stored explanation of each closed round is the one of its rows as they are, and the sums are over all rounds.
 
     Links that were measured after a round closed are not in its explanation; so a store with some is not compared.
     """
-    run, rounds = store.run(run_id), store.rounds(run_id)
-    found, until = store.explanations(run_id), (0.0, 0, 0)
+    found, until = store.explanations(run.run_id), (0.0, 0, 0)
     if run.source == "sim" or not store.measures("rtt"):
-        phases = store.phases(run_id)
-        assert found == whys(run, rounds, store.updates(run_id), turns(rounds), phases=phases)
+        assert found == whys(run, rounds, updates, turns(rounds), phases=phases)
     totals = RunTotals()
     for one in found:
         totals.add(one)
-    slowest, silent = store.most_waited_for(run_id)
+    slowest, silent = store.most_waited_for(run.run_id)
     assert sum(slowest.values()) == max(totals.slowest.values(), default=0)
     assert sum(silent.values()) == max(totals.missed.values(), default=0)
     kept = RunTotals.from_json(run.totals)

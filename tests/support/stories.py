@@ -133,9 +133,9 @@ def told(story: Story, folder: Path) -> Told:
             return "run" if fleet.virtual.now() >= story.stopped_s else None
 
         run_id = run_scripted(story.plan, LAYOUT, fleet, store=store, home=home, stop=stop)
-        assert_sums_agree(store, run_id)
-        every_assignment_has_one_outcome(store, run_id)
         events = [event for _, event in store.events(run_id)]
+        assert_sums_agree(store, run_id, events)
+        every_assignment_has_one_outcome(store, run_id, events)
         for _ in range(20):
             fleet.poll(10.0)  # what was sent last is heard by all who come
         there = list(running[0].presence.devices)

@@ -17,13 +17,13 @@ from thinwire.core.types import Assignment
 from thinwire.server.state.run_state import empty_state
 from thinwire.simulation import ScriptedDevice, Turn
 
-EARLY = 28
+EARLY = 21
 NEVER = {"metric": "loss", "value": -1.0}
 MODES: dict[str, tuple[int, dict[str, Any]]] = {  # rounds, sections of the plan
-    "late replies": (112, {"cohort": {"deadline_s": 4}}),
-    "buffered": (84, {"cohort": {"mode": "buffered", "buffer": 2, "deadline_s": 9}}),
-    "pipelined": (84, {"local": {"lr": 1.0, "overlap": {"max_delay": 1}}, "cohort": {"deadline_s": 9}}),
-    "compressed downlink": (84, {"downlink": {"codec": "int8", "log_rounds": 8}, "cohort": {"deadline_s": 9}}),
+    "late replies": (70, {"cohort": {"deadline_s": 4}}),
+    "buffered": (56, {"cohort": {"mode": "buffered", "buffer": 2, "deadline_s": 9}}),
+    "pipelined": (56, {"local": {"lr": 1.0, "overlap": {"max_delay": 1}}, "cohort": {"deadline_s": 9}}),
+    "compressed downlink": (56, {"downlink": {"codec": "int8", "log_rounds": 8}, "cohort": {"deadline_s": 9}}),
 }
 
 
@@ -43,7 +43,7 @@ def contained(value: object) -> int:
 
 
 @pytest.mark.parametrize(("rounds", "sections"), MODES.values(), ids=MODES)
-def test_a_state_holds_after_many_rounds_as_much_as_after_28(
+def test_a_state_holds_after_many_rounds_as_much_as_after_21(
     tmp_path: Path, rounds: int, sections: dict[str, Any]
 ) -> None:
     overlaps, scripts = "local" in sections, {"a": every(1.0), "b": every(1.2), "c": sometimes_slow}

@@ -43,7 +43,7 @@ def test_a_run_gets_as_much_of_the_devices_as_its_priority_says(tmp_path: Path) 
     site = Site(tmp_path, steady(dict.fromkeys("abcd", 1.0)))
     for priority in (1.0, 3.0):
         site.submit(run={"rounds": 1000, "priority": priority})
-    site.serve(seconds=100.0)
+    site.serve(seconds=40.0)
     slow, quick = (len(site.events(run_id, RoundClosed)) for run_id in site.runs)
     assert quick / slow == pytest.approx(3.0, rel=0.1)
 
@@ -58,14 +58,14 @@ def test_buffered_runs_share_devices_by_priority_also_while_their_replies_wait_f
             run={"rounds": 1000, "priority": priority},
             cohort={"clients": "all", "mode": "buffered", "buffer": 2, "deadline_s": 300},
         )
-    site.serve(seconds=200.0)
+    site.serve(seconds=160.0)
     shares = []
     for run_id in site.runs:
         begins = {e.assignment_id: e.at for e in site.events(run_id, ClientSelected)}
         ends = {e.assignment_id: e.header["transfer"]["arrived_at"] for e in site.events(run_id, UpdateAccepted)}
         shares.append(sum(at - begins[assignment_id] for assignment_id, at in ends.items()))
     assert shares[1] / shares[0] == pytest.approx(3.0, rel=0.2)
-    assert sum(shares) > 0.8 * 200 * 4, "devices were idle although both runs wanted them"
+    assert sum(shares) > 0.8 * 160 * 4, "devices were idle although both runs wanted them"
 
 
 def test_the_reason_for_waiting_names_the_other_run(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_a_paused_run_takes_no_place_and_saves_up_no_time(tmp_path: Path) -> Non
     site = Site(tmp_path, steady(dict.fromkeys("ab", 1.0)))
     paused, other = (site.submit(run={"rounds": 400, "seed": seed}) for seed in range(2))
     site.store.commands.add("pause-run", paused)
-    site.serve(seconds=50.0, max_runs=1)
+    site.serve(seconds=25.0, max_runs=1)
     before = len(site.events(other, RoundClosed))
-    assert (site.store.run(paused).status, before > 40) == ("paused", True)
+    assert (site.store.run(paused).status, before > 20) == ("paused", True)
     site.store.commands.add("resume-run", paused)
-    site.serve(seconds=30.0)
+    site.serve(seconds=15.0)
     ours, theirs = len(site.events(paused, RoundClosed)), len(site.events(other, RoundClosed)) - before
     assert abs(ours - theirs) <= 2, "it caught up at the other run's expense"
 

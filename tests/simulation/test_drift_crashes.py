@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.simulation.test_drift import SIZES, Point, data, loss, plan_of
-from tests.support.crashes import Fate, Killed, Outcome, deadly
+from tests.support.crashes import Fate, Killed, Outcome, deadly, each_death
 from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.small_task import task_of
 from tests.support.store_agreement import empty_database
@@ -85,8 +84,12 @@ def test_the_aggregators_mean_is_the_mean_of_what_the_devices_keep_though_one_wa
 def test_a_kill_changes_no_bit_on_either_end(tmp_path: Path, algorithm: str) -> None:
     fate = Fate()
     made, kept, _ = lived(tmp_path / "whole", algorithm, fate)
-    for at in range(1, len(fate.places) + 1, EVERY):
-        again, also, _ = lived(tmp_path / str(at), algorithm, Fate(at))
-        assert again == made, f"killed at place {at}: {fate.places[at - 1]}"
-        assert [own.tobytes() for own in also] == [own.tobytes() for own in kept]
-        shutil.rmtree(tmp_path / str(at))
+
+    def live(folder: Path, fate: Fate) -> tuple[dict[str, Any], list[Vector], Vector]:
+        return lived(folder, algorithm, fate)
+
+    def check(again: tuple[dict[str, Any], list[Vector], Vector], where: str) -> None:
+        assert again[0] == made, where
+        assert [own.tobytes() for own in again[1]] == [own.tobytes() for own in kept]
+
+    each_death(tmp_path, range(1, len(fate.places) + 1, EVERY), live, check)

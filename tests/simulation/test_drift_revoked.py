@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.simulation.test_drift import CURVES, PLACES, SIZES, Point, data, loss, plan_of
-from tests.support.crashes import Fate, Killed, Outcome, deadly
+from tests.support.crashes import Fate, Killed, Outcome, deadly, each_death
 from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.small_task import task_of
 from tests.support.store_agreement import empty_database
@@ -64,7 +64,8 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
     works = [training.client(i, lambda assignment, i=i: step_s(i, assignment)) for i in range(3)]  # type: ignore[misc]  # bound now
     devices = [AttentiveDevice(f"sim-{i}", work) for i, work in enumerate(works)]
     fleet, made = ScriptedFleet(FileSpool(home.spool), clock, report(task), devices), initial_model(task, 0)
-    with Store.open(home.database, durable=False) as store:
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(Store.open(home.database, durable=False))
         for device in devices:
             store.roster.enrol(device.name, device.name * 16, device.name.encode(), "loopback")
         run_id = submit(store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task))
@@ -85,6 +86,7 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
             try:
                 on()
             except Killed:
+                store = opened.enter_context(Store.open(home.database, durable=False))
                 fleet = fleet.restart(FileSpool(home.spool))
                 on()
         outcome = Outcome(store, run_id, fleet)
@@ -155,8 +157,12 @@ def test_the_optimum_of_the_devices_that_are_left_is_reached(tmp_path: Path, alg
 def test_a_kill_around_it_changes_no_bit_on_either_end(tmp_path: Path, algorithm: str) -> None:
     fate = Fate()
     made = lived(tmp_path / "whole", algorithm, BEFORE + 3, LATE, fate)
-    for at in range(1, len(fate.places) + 1, EVERY):
-        again = lived(tmp_path / str(at), algorithm, BEFORE + 3, LATE, Fate(at))
-        assert again.outcome.same() == made.outcome.same(), f"killed at place {at}: {fate.places[at - 1]}"
+
+    def live(folder: Path, fate: Fate) -> Lived:
+        return lived(folder, algorithm, BEFORE + 3, LATE, fate)
+
+    def check(again: Lived, where: str) -> None:
+        assert again.outcome.same() == made.outcome.same(), where
         assert np.array(again.kept).tobytes() == np.array(made.kept).tobytes()
-        shutil.rmtree(tmp_path / str(at))
+
+    each_death(tmp_path, range(1, len(fate.places) + 1, EVERY), live, check)

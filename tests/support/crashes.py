@@ -324,6 +324,7 @@ def each_death(
 ) -> int:
     """Live once for each of these places with a death there, and check what it came to; return the number of deaths.
 
+    `live` opens the store anew after a death: of the first one the child has connections that are its parent's too.
     `check` is called with what `live` returns, and a sentence that says where it died. It is called in a child process:
     what it changes in memory is lost, and what it raises is raised here again, as an `AssertionError`.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.codecs_elsewhere import install
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 from thinwire.aggregation.server_optimizers import optimizers, server_optimizer, stepped
 from thinwire.core.errors import CodecError
 from thinwire.core.plan_schema import ServerSection
@@ -46,10 +47,9 @@ def folder(tmp_path: Path) -> Path:
 
 def sim(folder: Path) -> subprocess.CompletedProcess[str]:
     """Two rounds of the digits example; the optimizer is found by its entry point."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
     call = [sys.executable, "-m", "thinwire.cli", "sim", "plan.toml", "--clients", "2", "--home", str(folder / "home")]
     call += ["--task", f"digits={ROOT / 'examples' / 'digits' / 'task.py'}"]
-    return subprocess.run(call, cwd=folder, text=True, capture_output=True, timeout=240, check=False, env=environment)
+    return run_forked(call, 240.0, cwd=folder, env=environment())  # which looks for modules in its folder
 
 
 def test_the_one_of_the_dashboard_makes_a_runs_steps_and_what_it_raises_is_said_to_be_of_its_package(

@@ -4,7 +4,6 @@ not.
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ MODES = [
     ("[cohort]\nclients = 3\nover_select = 1", "rounds = 4\nseed = 7"),
     ('[cohort]\nmode = "buffered"\nbuffer = 2\nmax_concurrency = 3', "rounds = 4\nseed = 7"),
 ]
-ALL = [(*mode, codec) for mode, codec in itertools.product(MODES, ("eden(1)", "int8"))]
+ALL = [(*mode, codec) for mode, codec in zip(MODES, ("eden(1)", "int8"), strict=True)]
 
 
 def hidden() -> nn.Module:

@@ -56,7 +56,7 @@ def test_the_secure_example_keeps_the_accuracy_of_the_same_rounds_in_the_clear(u
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    first, second = (digits("stc(0.04)", 5, **{"run.rounds": "2"}) for _ in range(2))
+    first, second = (digits("stc(0.04)", 5, **STEPS, **{"run.rounds": "2"}) for _ in range(2))
     assert first.run.model_digest == second.run.model_digest
-    assert first.run.model_digest != digits("stc(0.04)", 6, **{"run.rounds": "2"}).run.model_digest
+    assert first.run.model_digest != digits("stc(0.04)", 6, **STEPS, **{"run.rounds": "2"}).run.model_digest
     assert [row.aggregated for row in first.rounds] == [row.aggregated for row in second.rounds]

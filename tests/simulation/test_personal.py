@@ -111,7 +111,7 @@ def test_what_cannot_hold_is_refused_before_a_run() -> None:
 
 
 def test_the_example_gains_for_its_worst_client() -> None:
-    plan = RunPlan.load(EXAMPLE / "plan.toml").to_json()
+    plan = RunPlan.load(EXAMPLE / "plan.toml", {"run.rounds": "5"}).to_json()
     shares = {**plan, "local": {**plan["local"], "personal_layers": []}}
     task = f"digits={EXAMPLE / 'task.py'}"
     own, common = (simulate(task, one, clients=8, split="dirichlet(0.1)") for one in (plan, shares))

@@ -66,7 +66,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(0.5, 20, 20, 20),  # seconds: for the tests
+    "tiny": Preset(0.2, 20, 20, 20),  # seconds: for the tests
     "small": Preset(5.0, 400, 200, 500),
     "full": Preset(30.0, 2000, 1000, 2000),
     "committed": Preset(10.0, 800, 500, 1000),

@@ -126,6 +126,7 @@ class Fates(Fate):
         self.folder, self.chosen = folder, set(chosen)
         self.work: list[Future[Any]] = []  # that threads were given
         self.deaths, self.failed = 0, ""
+        self.died = ""  # in a child: where
         self.tells: int | None = None  # in a child: where it writes what failed
 
     @property
@@ -160,10 +161,12 @@ class Fates(Fate):
         return False
 
     def over(self, failed: str) -> None:
-        """End a child."""
-        assert self.tells is not None
-        os.write(self.tells, failed.encode())
-        os._exit(0)
+        """End a child, whatever happens: it must not go on as a second process of the tests."""
+        try:
+            assert self.tells is not None
+            os.write(self.tells, failed.encode(errors="replace"))
+        finally:
+            os._exit(0)
 
 
 def functions_at_work() -> tuple[CodeType, ...]:

@@ -48,29 +48,34 @@ def run(more: str = "", text: str = PLAN, **named: Any) -> History:
     return made
 
 
-def test_a_secure_run_learns_what_the_same_run_in_the_clear_learns() -> None:
-    hidden, clear = run(SECURE), run('[uplink]\ncodec = "identity"\n')
+@pytest.fixture(scope="module")
+def hidden() -> History:
+    return run(SECURE)
+
+
+def test_a_secure_run_learns_what_the_same_run_in_the_clear_learns(hidden: History) -> None:
+    clear = run('[uplink]\ncodec = "identity"\n')
     assert [row.reason for row in hidden.rounds] == ["all"] * 4
     found, wanted = hidden.series("loss")[:3], clear.series("loss")[:3]
     most = CLIENTS * 10.0 / UNIT / (CLIENTS * 6)  # of the mean of 6 examples each, in units of the bound
-    assert found == pytest.approx(wanted, abs=2e-3 + most), "means of the same models, up to the grid's rounding"
+    # Roundings are drawn: 65 runs were 0.0044 apart at most. From one version to the next it is 0.1.
+    assert found == pytest.approx(wanted, abs=8e-3 + most), "means of the same models, up to the grid's rounding"
 
 
-def test_the_last_version_is_evaluated_by_no_client() -> None:
-    assert run(SECURE).series("loss")[3] is None
+def test_the_last_version_is_evaluated_by_no_client(hidden: History) -> None:
+    assert hidden.series("loss")[3] is None
 
 
-def test_no_fact_of_a_single_client_is_stored() -> None:
-    made = run(SECURE)
-    assert made.run.clipped == {}
-    assert [(row.spread, row.train_metrics) for row in made.rounds] == [({}, {})] * 4
+def test_no_fact_of_a_single_client_is_stored(hidden: History) -> None:
+    assert hidden.run.clipped == {}
+    assert [(row.spread, row.train_metrics) for row in hidden.rounds] == [({}, {})] * 4
 
 
 def test_the_same_secrets_give_the_same_bits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def bits(seed: int) -> str:
         numbers = count(1000 * seed)
         monkeypatch.setattr(secure, "SystemRng", lambda: ScriptedRng(next(numbers)))
-        return run(SECURE).run.model_digest
+        return run(SECURE, PLAN.replace("rounds = 4", "rounds = 2")).run.model_digest
 
     assert bits(1) == bits(1)
     assert bits(1) != bits(2), "rounding and rotation follow from the secrets"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tests.support.crashes import Fate, Killed, each_death
 from tests.support.fork_server import run_forked
 from tests.support.processes import environment
 from tests.support.small_task import normed, plan_of, task_of
@@ -61,10 +62,6 @@ evaluate = "off"
 """
 
 
-class Killed(BaseException):
-    """Ends the process of a simulation, in this one."""
-
-
 def plan(sections: str = SECTIONS, rounds: int = 3) -> RunPlan:
     return RunPlan.from_json({**plan_of(run=f"rounds = {rounds}").to_json(), **tomllib.loads(sections)})
 
@@ -77,7 +74,7 @@ class Moments:
     """Moments of a simulation: after each commit of the journal, of a client's state and of a reply in the spool."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.passed, self.dies_at = 0, sys.maxsize
+        self.fate = Fate()
         for owner, name in ((RunContext, "record"), (SharedFolder, "commit"), (FileSpool, "commit")):
             self._watch(patch, owner, name)
 
@@ -86,19 +83,17 @@ class Moments:
 
         def counted(*arguments: Any, **more: Any) -> Any:
             found = commit(*arguments, **more)
-            self.passed += 1
-            if self.passed == self.dies_at:
-                raise Killed
+            self.fate.here(name)
             return found
 
         patch.setattr(owner, name, counted)
 
     def kill(self, at: int, home: Path, plan: RunPlan) -> None:
         """Begin a simulation that is killed at this moment."""
-        self.passed, self.dies_at = 0, at
+        self.fate = Fate(at)
         with pytest.raises(Killed):
             run(home, plan=plan)
-        self.dies_at = sys.maxsize
+        self.fate = Fate()
 
 
 @pytest.mark.parametrize("sections", [SECTIONS, BUFFERED], ids=["sync", "buffered"])
@@ -107,16 +102,25 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
 ) -> None:
     moments = Moments(monkeypatch)
     whole = run(tmp_path / "whole", plan=plan(sections))
-    last, ids = moments.passed, list[str]()
+    last = len(moments.fate.places)
     assert last > 40
-    for at in range(1, last + 1, 5):
-        home = tmp_path / str(at)
-        moments.kill(at, home, plan(sections))
-        again = run(home, plan=plan(sections))
-        assert again.run.model_digest == whole.run.model_digest, f"killed at moment {at} of {last}"
-        ids.append(again.run.run_id)
+
+    def live(home: Path, fate: Fate) -> tuple[Path, History, int]:
+        moments.fate = fate
+        try:
+            return home, run(home, plan=plan(sections)), 0
+        except Killed:
+            moments.fate = Fate()
+            return home, run(home, plan=plan(sections)), len(fate.places)
+
+    def check(again: tuple[Path, History, int], where: str) -> None:
+        home, found, at = again
+        assert found.run.model_digest == whole.run.model_digest, f"{where} of {last}"
+        is_over = at == last
+        assert is_over or found.run.run_id == whole.run.run_id, "a second run was made, though the first was not over"
         assert not any((AggregatorHome.under(home).root / "simulated").iterdir()), "folders of clients stay"
-    assert set(ids[:-1]) == {whole.run.run_id}, "a second run was made, though the first was not over"
+
+    each_death(tmp_path, [*range(1, last, 5), last], live, check)
 
 
 def test_a_full_disk_leaves_it_as_a_kill_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +146,7 @@ def test_a_secure_simulation_that_is_killed_aborts_its_open_round_and_makes_the_
     moments, secure = Moments(monkeypatch), RunPlan.parse(SECURE)
     run(tmp_path / "whole", plan=secure)
     aborted = 0
-    for at in range(2, moments.passed, 9):
+    for at in range(2, len(moments.fate.places), 9):
         moments.kill(at, tmp_path / str(at), secure)
         again = run(tmp_path / str(at), plan=secure)
         reasons = [row.reason for row in again.rounds]

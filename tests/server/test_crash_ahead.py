@@ -90,7 +90,7 @@ def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, sh
     def check(again: Outcome, where: str) -> None:
         assert again.same() == made.same(), where
 
-    killed(ahead, tmp_path, places, check, slice(share, None, SHARES), kinds=["commit", "fsync"])
+    killed(ahead, tmp_path, places, check, slice(share, None, SHARES), writers=True)
 
 
 def test_after_a_restart_assignments_of_closed_rounds_go_out_again_as_they_were_to_who_has_lost_them(

@@ -190,7 +190,7 @@ def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, sh
         assert again.same() == made.same(), where
         assert not (again.folder / "secure").exists(), where
 
-    killed(World, tmp_path, places, check, slice(share, None, SHARES))
+    killed(World, tmp_path, places, check, slice(share, None, SHARES), writers=True)
 
 
 @pytest.mark.parametrize("phase", ["share", "masked", "agree", "unmask"])

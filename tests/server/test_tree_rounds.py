@@ -116,7 +116,7 @@ def test_a_crash_anywhere_spends_each_round_once_and_no_noise_is_lost(undisturbe
         require_prefix(again)
         require_erased(again)
 
-    killed(World, tmp_path, places, check)
+    killed(World, tmp_path, places, check, writers=True)
 
 
 def rounds_of_devices(made: Outcome) -> Iterator[list[int]]:

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements" / "linux-x86_64-py311.txt"
-MOST_ON_A_DEVICE = 20  # beside numpy
+MAX_ON_A_DEVICE = 20  # beside numpy
 NOT_ON_A_DEVICE = {
     "flwr",
     "sqlalchemy",
@@ -85,7 +85,7 @@ def built(tmp_path_factory, sdist):
 def test_a_client_installs_few_distributions_and_no_flower(built):
     client = installed_with(built, "client")
     assert {"thinwire", "numpy", "cryptography", "cffi"} < client, "also what a need of ours needs"
-    assert len(client - {"numpy"}) <= MOST_ON_A_DEVICE, sorted(client)
+    assert len(client - {"numpy"}) <= MAX_ON_A_DEVICE, sorted(client)
     assert client & NOT_ON_A_DEVICE == set()
     assert installed_with(built, "server") & NOT_ON_A_DEVICE >= {"flwr", "grpcio", "sqlalchemy", "fastapi"}
 

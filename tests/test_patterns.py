@@ -25,7 +25,7 @@ ROOT = Path(thinwire.__file__).parent
 CALLS = {"compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer"}
 ANYWHERE = {"search", "sub", "split", "findall", "finditer"}  # begun at each letter of the text
 LENGTH = 32  # a pumped text; then twice and four times as long
-MOST_STEPS = 200_000  # where counting ends: a cubic pattern takes more at four times LENGTH
+MAX_STEPS = 200_000  # where counting ends: a cubic pattern takes more at four times LENGTH
 BOUNDED = 600  # steps that a repetition with an upper bound may take until that is reached
 LETTERS = 'a1 .-_/"(=,;>:\n'
 
@@ -45,7 +45,7 @@ OWN = {
 
 
 class TooMany(Exception):
-    """The count has reached MOST_STEPS."""
+    """The count has reached MAX_STEPS."""
 
 
 IS = {op.CATEGORY_DIGIT: r"\d", op.CATEGORY_SPACE: r"\s", op.CATEGORY_WORD: r"\w", op.CATEGORY_NOT_SPACE: r"\S"}
@@ -85,7 +85,7 @@ def steps(pattern: str, text: str, flags: int = 0, how: str = "fullmatch") -> in
     def run(nodes: list[Any], i: int, then: Next) -> bool:
         nonlocal count
         count += 1
-        if count > MOST_STEPS:
+        if count > MAX_STEPS:
             raise TooMany
         if not nodes:
             return then(i)
@@ -125,7 +125,7 @@ def steps(pattern: str, text: str, flags: int = 0, how: str = "fullmatch") -> in
             if run(tree, start, (lambda j: j == len(text)) if how == "fullmatch" else lambda j: True):
                 break
     except TooMany:
-        return MOST_STEPS
+        return MAX_STEPS
     return count
 
 
@@ -228,8 +228,8 @@ def test_a_pattern_takes_steps_in_proportion_to_its_text(where: tuple[str, str])
 
 
 def test_the_count_of_steps_tells_a_cubic_pattern_from_a_linear_one() -> None:
-    assert steps(r"(a+)+b", "a" * 64) == MOST_STEPS
-    assert steps(r"\s*([^=]+?)\s*=", " " * 256) == MOST_STEPS
+    assert steps(r"(a+)+b", "a" * 64) == MAX_STEPS
+    assert steps(r"\s*([^=]+?)\s*=", " " * 256) == MAX_STEPS
     assert steps(r"\s*+([^=\s][^=]*+)=", " " * 256) < 600
     assert steps(r"a?b", "ab") <= 6
 

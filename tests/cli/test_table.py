@@ -110,7 +110,7 @@ def test_a_word_that_is_longer_than_the_terminal_stays_whole(lines):
 
 
 def test_a_long_table_is_printed_without_being_wrapped(lines):
-    rows = [(str(i), TEXT) for i in range(console.MOST_WRAPPED + 1)]
+    rows = [(str(i), TEXT) for i in range(console.MAX_WRAPPED + 1)]
     assert len(lines(("n", "what"), rows, 40)) == 1 + len(rows)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.train.framed_socket import LENGTH, MOST_HEADER, BadFrame, FramedSocket
+from thinwire.client.train.framed_socket import LENGTH, MAX_HEADER, BadFrame, FramedSocket
 from thinwire.client.worker_process import Interpreter, WorkerDied, WorkerProcess, died
 
 FLOATS = np.arange(5, dtype=np.float32)
@@ -65,7 +65,7 @@ def test_whatever_bytes_come_are_a_header_or_refused(said: bytes) -> None:
         assert isinstance(header["vectors"], list)
 
 
-@pytest.mark.parametrize("data", [LENGTH.pack(MOST_HEADER + 1), LENGTH.pack(2) + b"[]", LENGTH.pack(2) + b"{}"])
+@pytest.mark.parametrize("data", [LENGTH.pack(MAX_HEADER + 1), LENGTH.pack(2) + b"[]", LENGTH.pack(2) + b"{}"])
 def test_a_header_that_is_none_is_refused(pair: tuple[FramedSocket, FramedSocket], data: bytes) -> None:
     pair[0].sock.sendall(data)
     with pytest.raises(BadFrame):
@@ -74,7 +74,7 @@ def test_a_header_that_is_none_is_refused(pair: tuple[FramedSocket, FramedSocket
 
 def test_a_header_that_is_too_long_is_not_sent(pair: tuple[FramedSocket, FramedSocket]) -> None:
     with pytest.raises(BadFrame):
-        pair[0].send({"said": "x" * MOST_HEADER})
+        pair[0].send({"said": "x" * MAX_HEADER})
 
 
 @pytest.mark.parametrize("cut", [0, 3, 10, 60])

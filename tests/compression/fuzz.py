@@ -26,7 +26,7 @@ from thinwire.compression import native
 
 SIZES = (300, 300, 300, 300, 300, 300, 1, 64, 2000, 5000)  # of the vector: most are small, since that is quick
 SEED = 20_261_121
-MOST_KIB = 64 << 10  # that a process may grow by while it fuzzes: no frame gets what it says it needs
+MAX_KIB = 64 << 10  # that a process may grow by while it fuzzes: no frame gets what it says it needs
 
 
 class Broken(AssertionError):
@@ -75,8 +75,8 @@ def one(spec: str, frames: int, seed: int) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = fuzz(spec, frames, seed)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"{spec}: {found} refused, {frames - found} legal, {grown} KiB more{' TOO MUCH' * (grown > MOST_KIB)}")
-    return grown > MOST_KIB
+    print(f"{spec}: {found} refused, {frames - found} legal, {grown} KiB more{' TOO MUCH' * (grown > MAX_KIB)}")
+    return grown > MAX_KIB
 
 
 def apart(spec: str, frames: int, seed: int) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from thinwire.core.privacy_numbers import (
     COUNT_NOISE,
-    MOST_INFLATION,
+    MAX_INFLATION,
     TAIL,
     count_ratio,
     inflation,
@@ -112,13 +112,13 @@ def test_the_chosen_width_is_the_fewest_bits_that_inflate_little(
     clients: int, dimensions: int, noise: float, rounds: int
 ) -> None:
     width, scale = width_for(clients, dimensions, 64, noise, rounds, max(1, clients // 2))
-    assert inflation(scale, dimensions) <= MOST_INFLATION
+    assert inflation(scale, dimensions) <= MAX_INFLATION
     if width > 8:
         try:
             finer = scale_for(width - 1, clients, dimensions, 64, noise, rounds, max(1, clients // 2))
         except ValueError:
             return
-        assert inflation(finer, dimensions) > MOST_INFLATION
+        assert inflation(finer, dimensions) > MAX_INFLATION
 
 
 def test_a_sum_that_no_width_holds_is_refused() -> None:

@@ -19,7 +19,7 @@ from thinwire.store import Store
 LAYOUT = Layout.of({"w": (30,)})
 ROUNDS = 40
 HONEST_S = 5.0  # and with the margin of a single measurement half as much again
-MOST_S = 10 * 3 * 1.5 * HONEST_S
+MAX_S = 10 * 3 * 1.5 * HONEST_S
 
 
 def opened(folder: Path, cohort: dict[str, Any], honest: int = 2) -> list[tuple[RoundOpened, RoundClosed]]:
@@ -55,7 +55,7 @@ def test_who_always_answers_just_in_time_makes_no_deadline_grow_without_bound(
     tmp_path: Path, cohort: dict[str, Any]
 ) -> None:
     rounds = opened(tmp_path, cohort)
-    assert all(assigned.deadline_s <= MOST_S for assigned, _ in rounds[1:]), [
+    assert all(assigned.deadline_s <= MAX_S for assigned, _ in rounds[1:]), [
         assigned.deadline_s for assigned, _ in rounds
     ]
     said = {sentence(assigned.deadline_reason) for assigned, _ in rounds}
@@ -65,4 +65,4 @@ def test_who_always_answers_just_in_time_makes_no_deadline_grow_without_bound(
 
 def test_one_honest_device_is_enough_for_the_bound(tmp_path: Path) -> None:
     rounds = opened(tmp_path, {}, honest=1)
-    assert all(assigned.deadline_s <= MOST_S for assigned, _ in rounds[1:])
+    assert all(assigned.deadline_s <= MAX_S for assigned, _ in rounds[1:])

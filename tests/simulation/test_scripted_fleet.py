@@ -16,7 +16,7 @@ from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import envelope
 from thinwire.core import Layout, VirtualClock
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Link
-from thinwire.core.plan_values import MOST_DELAY
+from thinwire.core.plan_values import MAX_DELAY
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.simulation.kept import HeldSpool
@@ -192,4 +192,4 @@ def test_a_device_keeps_as_much_after_many_assignments_as_after_a_few() -> None:
         assert (one.turn(made).lost, one.turn(made).lost) == ("assignment", ""), "a message is lost once"
         one.hear(made)
     kept = [value for value in vars(one).values() if isinstance(value, (dict, set, deque))]
-    assert max(map(len, kept)) == 1 + MOST_DELAY, "as many assignments as it may have at once"
+    assert max(map(len, kept)) == 1 + MAX_DELAY, "as many assignments as it may have at once"

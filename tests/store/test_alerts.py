@@ -72,7 +72,7 @@ def test_the_first_person_who_acknowledges_counts(store: Store):
 def test_old_closed_alerts_go_once_their_message_is_sent_and_open_ones_stay(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("thinwire.store.alerts.MOST_CLOSED", 3)
+    monkeypatch.setattr("thinwire.store.alerts.MAX_CLOSED", 3)
     store.alerts.update([QUIET])
 
     def send() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support import passing
 from tests.support.journal import Journal
-from tests.support.passing import MOST_HEADER, Answer, Upload
+from tests.support.passing import MAX_HEADER, Answer, Upload
 
 LOOK_S = 0.005  # between two looks into the journal
 SEED = 20261122  # of where in an upload "uploading" is
@@ -72,7 +72,7 @@ class Gate:
 
     async def _serve(self) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._carry, "127.0.0.1", 0, limit=MOST_HEADER)
+        server = await asyncio.start_server(self._carry, "127.0.0.1", 0, limit=MAX_HEADER)
         host, port = server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         self._there.set()
@@ -108,7 +108,7 @@ class Gate:
     async def _dialled(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while True:
             try:
-                return await asyncio.open_connection(*self.target, limit=MOST_HEADER)
+                return await asyncio.open_connection(*self.target, limit=MAX_HEADER)
             except ConnectionRefusedError:
                 if not self.patient:
                     raise

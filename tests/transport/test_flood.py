@@ -20,7 +20,7 @@ from tests.support.watched import hello_of_tls
 from thinwire.transport.protocol.http import CA
 from thinwire.transport.server.connections import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
 
-MOST_MORE_BYTES = 64 * 2**20
+MAX_MORE_BYTES = 64 * 2**20
 CROWD = 5_000
 ADDRESSES = 250
 
@@ -112,7 +112,7 @@ def test_five_thousand_connections_hold_little_and_keep_no_device_from_its_round
     assert len(rounds) == 10
     refused = api.say("stats")["refused_connections"] - refused_before
     assert refused >= CROWD // 2  # who went before the device API came to it is in no count
-    assert api.memory("VmHWM") - before <= MOST_MORE_BYTES
+    assert api.memory("VmHWM") - before <= MAX_MORE_BYTES
 
 
 def test_one_address_holds_thirty_two_connections_and_its_oldest_makes_room(api: ApiProcess) -> None:
@@ -144,4 +144,4 @@ def test_a_hundred_headers_without_end_are_cut_off_in_bounded_memory(api: ApiPro
         api.round_s()
     for line in lines:
         line.close()
-    assert api.memory("VmHWM") - before <= MOST_MORE_BYTES
+    assert api.memory("VmHWM") - before <= MAX_MORE_BYTES

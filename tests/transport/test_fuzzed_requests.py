@@ -19,7 +19,7 @@ from docs.generate.device_api import KINDS
 from tests.support.api_process import ApiProcess
 from tests.support.callers import Caller, address_of
 from tests.support.fuzzed_requests import Fuzz
-from tests.transport.test_flood import MOST_MORE_BYTES, crowded
+from tests.transport.test_flood import MAX_MORE_BYTES, crowded
 from thinwire.transport.device.identity import Trust
 
 COUNT, SEED = int(os.environ.get("THINWIRE_FUZZ", "1200")), int(os.environ.get("THINWIRE_FUZZ_SEED", "4"))
@@ -102,5 +102,5 @@ def test_strange_requests_are_refused_by_the_table_and_cost_no_memory_and_no_rou
     assert len(answers) > 10, "the requests are strange in many ways"
     assert sum(answers.values()) > COUNT / 3
     assert len(rounds) > 3
-    assert api.memory("VmHWM") - before <= MOST_MORE_BYTES
+    assert api.memory("VmHWM") - before <= MAX_MORE_BYTES
     assert api.round_s() > 0, "rounds go on"

@@ -26,7 +26,7 @@ from thinwire.transport.server.app import Gone, Request
 from thinwire.transport.server.auth import FAILED_JOINS
 from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.presence import Presence
-from thinwire.transport.server.registration import MOST_HELLOS, HelloRoute
+from thinwire.transport.server.registration import MAX_HELLOS, HelloRoute
 from thinwire.transport.server.uploads import OFFERS, Upload, Uploads
 
 
@@ -224,9 +224,9 @@ def test_a_header_of_many_digests_is_read(here: TlsPlace, liar: Caller) -> None:
 
 def test_who_says_hello_all_the_time_is_told_to_wait(here: TlsPlace, liar: Caller) -> None:
     """Each hello that says something new is a row of the journal."""
-    got = [liar.hello().short for _ in range(MOST_HELLOS)]
-    assert got == [(200, "")] * (MOST_HELLOS - 1) + [(503, "busy")]
-    assert len(here.store.events(None)) <= MOST_HELLOS
+    got = [liar.hello().short for _ in range(MAX_HELLOS)]
+    assert got == [(200, "")] * (MAX_HELLOS - 1) + [(503, "busy")]
+    assert len(here.store.events(None)) <= MAX_HELLOS
 
 
 @pytest.mark.parametrize("state", ["pending", "revoked"])

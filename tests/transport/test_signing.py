@@ -112,7 +112,7 @@ def test_a_request_opens_the_device_api_once() -> None:
 
 
 def test_nonces_are_forgotten_when_their_time_is_over_and_bounded_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.transport.server.auth.MOST_OF_ONE", 3)
+    monkeypatch.setattr("thinwire.transport.server.auth.MAX_OF_ONE", 3)
     window, now = ReplayGuard(0.0), time.time()
     claims = [SignatureHeaders.read(signed()) for _ in range(5)]
     for claim in claims[:3]:

@@ -62,7 +62,7 @@ def test_of_too_many_assignments_the_earlier_ones_are_not_read(
     page: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     run = twelve_rounds(store)
-    monkeypatch.setattr("thinwire.web.device_queries.MOST_READ", 5)
+    monkeypatch.setattr("thinwire.web.device_queries.MAX_READ", 5)
     found = get(page, "devices/pi-01/health")
     assigned = sorted(one.assigned_at or 0.0 for one in store.updates(run.run_id) if one.device == "pi-01")
     assert (sums(found, "assignments"), found["read_since"]) == (5, assigned[-5])

@@ -20,8 +20,8 @@ from thinwire.core.errors import NotFound
 from thinwire.store import Store
 from thinwire.web import connections, event_feed
 from thinwire.web.connections import MAX_STRANGERS
-from thinwire.web.event_feed import MOST_READERS, READERS_OF_ONE, EventFeeds, RunFeed
-from thinwire.web.routes import MOST_TABS
+from thinwire.web.event_feed import MAX_READERS, READERS_OF_ONE, EventFeeds, RunFeed
+from thinwire.web.routes import MAX_TABS
 
 PATIENCE_S = 20.0
 PRIVACY = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\nsampling_rate = 0.5\n'
@@ -150,7 +150,7 @@ def test_a_stream_whose_reader_is_always_woken_ends_with_its_session_too(
 
 
 def test_one_user_takes_a_part_of_the_places_and_all_together_leave_some(store: Store, run: Told):
-    assert MOST_READERS + MOST_TABS + MAX_STRANGERS <= connections.MOST_CONNECTIONS * 3 / 4
+    assert MAX_READERS + MAX_TABS + MAX_STRANGERS <= connections.MAX_CONNECTIONS * 3 / 4
 
     async def steps(feeds: EventFeeds) -> None:
         feed = await feeds.of(run.run_id)

@@ -22,7 +22,7 @@ from thinwire.core.errors import Refused
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import ROLES, Store
 from thinwire.web.app import create_app
-from thinwire.web.model_routes import MOST_AT_ONCE, ModelFiles
+from thinwire.web.model_routes import MAX_AT_ONCE, ModelFiles
 from thinwire.web.settings import Settings
 
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
@@ -117,7 +117,7 @@ def test_a_few_models_are_sent_at_once_and_a_broken_connection_frees_its_place(s
         return {"type": "http.disconnect"}
 
     async def try_all() -> None:
-        sent = [await files.send("toy-1", "last", "anna") for _ in range(MOST_AT_ONCE)]
+        sent = [await files.send("toy-1", "last", "anna") for _ in range(MAX_AT_ONCE)]
         with pytest.raises(Refused, match="other models are being downloaded"):
             await files.send("toy-1", "last", "anna")
         for one in sent:

@@ -25,7 +25,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import hold
 from thinwire.store import ROLES, MeasureRow, Order, Store
 from thinwire.store.device_profiles import work_key
-from thinwire.store.work_queue import MOST_WAITING
+from thinwire.store.work_queue import MAX_WAITING
 from thinwire.web.access import LEAST
 
 HERE = {"Origin": "http://127.0.0.1:8080"}
@@ -140,11 +140,11 @@ def test_what_would_keep_a_run_waiting_is_told(page: TestClient, store: Store):
 
 
 def test_so_many_runs_wait_and_no_further_one_is_ordered(page: TestClient, store: Store):
-    for _ in range(MOST_WAITING):
+    for _ in range(MAX_WAITING):
         assert page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE).status_code == 202
     refused = page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE)
     assert refused.status_code == 409
-    assert refused.json()["detail"] == f"{MOST_WAITING} runs wait in the queue"
+    assert refused.json()["detail"] == f"{MAX_WAITING} runs wait in the queue"
     assert refused.json()["why"]
     assert refused.json()["try"]
     store.commands.answer(store.commands.pending()[0].id, {"done": False, "error": "no"})

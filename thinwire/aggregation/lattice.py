@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 OUTSIDE = 0.01  # probability that an evenly spread vector of norm `clip` has a coordinate outside the grid
 CHECK_BITS = 64  # a sum with a wrong mask is found with a probability of 1 - 2^-64 by its check lanes
 LARGEST_BITS = 16  # a coordinate that does not fit the grid is still below 2^31 steps
-MOST_WIDTH = 32
+MAX_WIDTH = 32
 CLIP_RANGE = (2.0**-60, 2.0**60)  # steps and places are far from the ends of float32
 TOLERANCE = 2.0**-20  # a coordinate so little outside the grid was inside it before float32 rounded; it becomes A
 GROUP = 4  # blocks that a thread takes at once
@@ -131,7 +131,7 @@ class LatticeTerms:
             raise ValueError(f"{self.selected} clients with weights up to {self.weight_max} do not fit 63 bits")
         if not CLIP_RANGE[0] <= self.clip <= CLIP_RANGE[1]:
             raise ValueError(f"clip = {self.clip} is not between 2^-60 and 2^60")
-        if self.width > MOST_WIDTH:
+        if self.width > MAX_WIDTH:
             raise ValueError(f"a sum of {self.selected} numbers of {self.bits} bits needs {self.width} bits")
 
     @property

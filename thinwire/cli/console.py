@@ -20,7 +20,7 @@ from thinwire.core.formatting import NOTHING, duration, plain, with_home
 
 GAP = "  "
 TEXT = 16  # characters: a wider column may be wrapped, to no less than this
-MOST_WRAPPED = 200  # rows: rich takes 60 times as long as `padded`, and 30 ms to import
+MAX_WRAPPED = 200  # rows: rich takes 60 times as long as `padded`, and 30 ms to import
 
 Cells = Sequence[str]
 
@@ -36,7 +36,7 @@ def table(header: Cells, rows: Sequence[Sequence[Any]], right: Container[str] = 
     Cells may hold text of devices and strangers, so control characters are removed.
     """
     shown = [[NOTHING if cell is None or cell == "" else plain(str(cell)) for cell in row] for row in rows]
-    columns, whole = terminal_columns(), not rows or len(rows) > MOST_WRAPPED
+    columns, whole = terminal_columns(), not rows or len(rows) > MAX_WRAPPED
     if columns is None or whole or _width(_widths(header, shown)) <= columns:
         lines = padded(header, shown, right)
     else:

@@ -15,7 +15,7 @@ from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.cli import console
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted, rounded_up
-from thinwire.core.plan_privacy_rules import LEAST_NOISE, MOST_NOISE
+from thinwire.core.plan_privacy_rules import LEAST_NOISE, MAX_NOISE
 from thinwire.core.secure_numbers import selected_of
 from thinwire.privacy.accounting import Budget, epsilon
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
@@ -123,11 +123,11 @@ def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRu
         if plan.privacy.target_epsilon is None:
             hint = "a smaller [privacy] noise_multiplier, or fewer clients a round"
         raise PlanError(f"[privacy] {what} has no noise that fits", str(error), hint) from error
-    if noise.noise_multiplier > MOST_NOISE:
+    if noise.noise_multiplier > MAX_NOISE:
         raise PlanError(
             f"[privacy] target_epsilon = {plan.privacy.target_epsilon:g} needs noise_multiplier = "
             f"{rounded_up(noise.noise_multiplier)}",
-            f"above {MOST_NOISE:g} nothing but noise is released",
+            f"above {MAX_NOISE:g} nothing but noise is released",
             "a larger [privacy] target_epsilon, or fewer rounds",
         )
     return PrivateRun(plan, parameters, dimensions, selected, honest, noise, online)
@@ -144,7 +144,7 @@ def table(run: PrivateRun) -> list[dict[str, Any]]:
     most, planned = run.noise.participations, run.noise.noise_multiplier
     rows = list[dict[str, Any]]()
     for factor in FACTORS:
-        if not LEAST_NOISE <= planned * factor <= MOST_NOISE:
+        if not LEAST_NOISE <= planned * factor <= MAX_NOISE:
             continue
         try:
             other = run if factor == 1 else run.with_noise(noise_multiplier=planned * factor)
@@ -213,7 +213,7 @@ def for_less(run: PrivateRun) -> str:
         needed = run.with_noise(target_epsilon=target).noise.noise_multiplier
     except ValueError:
         needed = math.inf
-    if needed <= MOST_NOISE:
+    if needed <= MAX_NOISE:
         is_target = privacy.target_epsilon is not None
         key = f"target_epsilon = {target:g}" if is_target else f"noise_multiplier = {rounded_up(needed)}"
         same = f" (with {run.clients_for(needed)} clients a round the mean has as much noise as now)"

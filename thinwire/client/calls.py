@@ -28,7 +28,7 @@ from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHea
 
 T = TypeVar("T")
 Say = Callable[[str], None]
-FIRST_S, MOST_S = 0.5, 300.0
+FIRST_S, MAX_S = 0.5, 300.0
 SAY_EVERY_S = 60.0
 
 
@@ -68,7 +68,7 @@ class ReconnectBackoff:
             first, self._since = self._since is None, now if self._since is None else self._since
             lasted_s = now - (self._since if since is None else min(since, self._since))
             spread_s = within_s if first and not lasted_s else 2 * within_s
-            window_s = min(max(MOST_S, 2 * within_s), max(FIRST_S, lasted_s / 2, spread_s))
+            window_s = min(max(MAX_S, 2 * within_s), max(FIRST_S, lasted_s / 2, spread_s))
             if self._next_at <= now + after_s:
                 self._next_at = now + after_s + self.draw() * window_s
             say = self._said_at is None or now - self._said_at >= SAY_EVERY_S

@@ -25,7 +25,7 @@ from thinwire.core.secure_numbers import ROUNDING, check_numbers
 
 KINDS = get_args(Kind)
 MASKED = ("adversary", "max_corrupt_assumed", "min_cohort", "min_survivors")  # keys that need masks
-MOST_LETTERS = 300  # of a reason: an unreadable plan may have long keys
+MAX_LETTERS = 300  # of a reason: an unreadable plan may have long keys
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def decide(
     try:
         known = parse(plan)
     except PlanError as error:
-        return Denied("plan", plain(f"this version cannot judge it: {error.what}"[:MOST_LETTERS]))
+        return Denied("plan", plain(f"this version cannot judge it: {error.what}"[:MAX_LETTERS]))
     assignment = _Assignment(policy, task, kind, known, facts)
     return next((declined for rule in RULES if (declined := rule(assignment)) is not None), None)
 
@@ -212,7 +212,7 @@ def _privacy(assignment: _Assignment) -> Denied | None:
     if mode != "off" and assignment.facts.no_ledger:
         return Denied("privacy", assignment.facts.no_ledger)
     if mode in ("local", "example") and (refused := _unkept(assignment)):
-        return Denied("privacy", plain(refused[:MOST_LETTERS]))
+        return Denied("privacy", plain(refused[:MAX_LETTERS]))
     return None
 
 

@@ -253,7 +253,7 @@ class RunStore:
 
 
 KEPT = 32
-MOST_BYTES = 2**16  # of one plan, which has few values; a larger one is used and not kept
+MAX_BYTES = 2**16  # of one plan, which has few values; a larger one is used and not kept
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -342,7 +342,7 @@ class PlanStore:
         """Read a plan file; one whose content does not match its name is deleted."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(MAX_BYTES + 1)
             plan = json.loads(data) if _is_small(data) else None
             if DIGEST.fullmatch(path.stem) and isinstance(plan, dict) and digest_of(plan) == path.stem:
                 self._held[path.stem] = plan
@@ -368,10 +368,10 @@ class PlanStore:
 def _is_small(data: bytes) -> bool:
     """Return True if a plan's JSON, and its objects in memory, are small enough to keep `KEPT` of them."""
     try:
-        require_small(data, MOST_BYTES // BYTES_A_TOKEN)
+        require_small(data, MAX_BYTES // BYTES_A_TOKEN)
     except ValueError:
         return False
-    return len(data) <= MOST_BYTES
+    return len(data) <= MAX_BYTES
 
 
 FOLDERS = (PERSONAL, "runs", "downloads", "plans")

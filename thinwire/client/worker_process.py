@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 LOG = "worker.log"
-MOST_LOG = 1 << 20  # bytes of the log, and of the older one
+MAX_LOG = 1 << 20  # bytes of the log, and of the older one
 ENDS_S = 5.0  # longest time that the process may take to end by itself
 
 
@@ -144,7 +144,7 @@ class WorkerProcess:
 
     def _keep_log(self) -> None:
         assert self.process.stdout is not None
-        append_all(self.process.stdout, self._folder / LOG, MOST_LOG)
+        append_all(self.process.stdout, self._folder / LOG, MAX_LOG)
 
 
 def died(code: int) -> str:
@@ -164,7 +164,7 @@ def died(code: int) -> str:
 LOOK_S = 0.1  # between two checks if the assignment was withdrawn
 LETS_GO_S = 5.0  # from the message that the assignment was withdrawn to the end of the batch
 HUNG_S = 60.0  # past the deadline without a sign of life
-MOST_TWICE = 10  # most doublings of the time that a worker has
+MAX_TWICE = 10  # most doublings of the time that a worker has
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Watchdog:
                 raise WorkerDied(f"hung: {now - alive_at:.0f} s without a sign of life, and past the deadline")
 
     def _for_s(self, until: Until) -> float:
-        return max(self.hung_s, until.had_s) * 2.0 ** min(self._hung, MOST_TWICE)
+        return max(self.hung_s, until.had_s) * 2.0 ** min(self._hung, MAX_TWICE)
 
 
 OURS = Path(thinwire.__file__).parent

@@ -118,7 +118,7 @@ def worded(kind: ErrorBound) -> str:
     return f"contractive, delta {kind.delta:.3g}" if isinstance(kind, Contractive) else "residual only"
 
 
-MOST_PARAMS = 200_000_000  # the largest model of an aggregator with 24 GiB
+MAX_PARAMS = 200_000_000  # the largest model of an aggregator with 24 GiB
 TRIES = 3
 
 
@@ -142,10 +142,10 @@ class Measurement:
 
 def trials(codec: Codec, params: int) -> list[Measurement]:
     """Return a measurement without feedback and one with it."""
-    if not 1 <= params <= MOST_PARAMS:
+    if not 1 <= params <= MAX_PARAMS:
         raise UsageError(
             f"{params} parameters are not tried",
-            why=f"1 to {MOST_PARAMS} fit a device and its aggregator",
+            why=f"1 to {MAX_PARAMS} fit a device and its aggregator",
             hint="--params 1000000",
         )
     layout = Layout.of(_shapes(params))

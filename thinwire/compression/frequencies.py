@@ -124,8 +124,8 @@ def _ratio(parameter: int) -> int:
 # The mean from which on the next parameter is nearer: 2^16 times 2^((2 c + 1) / 16).
 _BETWEEN = [isqrt(isqrt(isqrt(isqrt(1 << (256 + 2 * c + 1))))) for c in range(MEANS)]
 
-SMALLEST_NORMAL, MOST_NORMAL = 24, 255  # eighths: parameter 0 is 2^(-3)
-_TWICE_SQUARES = [power(parameter - SMALLEST_NORMAL) for parameter in range(MOST_NORMAL)]
+SMALLEST_NORMAL, MAX_NORMAL = 24, 255  # eighths: parameter 0 is 2^(-3)
+_TWICE_SQUARES = [power(parameter - SMALLEST_NORMAL) for parameter in range(MAX_NORMAL)]
 
 
 @functools.lru_cache(maxsize=32)
@@ -146,7 +146,7 @@ def fitting_normal(counts: Sequence[int], symbols: Sequence[int]) -> tuple[int, 
     parameter = bisect_left(_TWICE_SQUARES, (squares << 17) // sum(counts))
     found = normal(parameter, given)
     for step in (-1, 1):
-        while 0 <= parameter + step <= MOST_NORMAL:
+        while 0 <= parameter + step <= MAX_NORMAL:
             nearby = normal(parameter + step, given)
             if nearby.cost(counts) >= found.cost(counts):
                 break

@@ -20,7 +20,7 @@ from thinwire.core.errors import BadPayload
 
 Places = NDArray[np.int64]
 
-MOST_ITEMS = 1 << 26  # no gap is larger
+MAX_ITEMS = 1 << 26  # no gap is larger
 MEASURED_GAPS = 255  # a model of gaps that is no parameter of `geometric`
 CLASS_BITS = 7
 FREE = 2  # bytes of the rests, which a single lane has in its first state
@@ -40,8 +40,8 @@ class Gaps:
         """Return the gaps between strictly rising places."""
         run, count = kernel("rans_gaps_at"), places.size
         last = int(places[-1]) if count else -1
-        if last >= MOST_ITEMS:
-            raise ValueError(f"index {last} of a vector, which has at most {MOST_ITEMS} values")
+        if last >= MAX_ITEMS:
+            raise ValueError(f"index {last} of a vector, which has at most {MAX_ITEMS} values")
         if run is not None:
             classes, rest = np.empty(count, np.uint8), np.empty(3 * count + 8, np.uint8)
             return cls(classes, rest[: run(address(places), count, classes.ctypes.data, rest.ctypes.data)], last)
@@ -60,8 +60,8 @@ class Gaps:
     def of(cls, symbols: NDArray[np.int8], background: int, most: int) -> tuple[Gaps, Bytes] | None:
         """Return the gaps between symbols other than the background, and these; None if there are more than `most`."""
         run = kernel("rans_gaps_of")
-        if symbols.size > MOST_ITEMS:
-            raise ValueError(f"a vector of {symbols.size} symbols, which has at most {MOST_ITEMS}")
+        if symbols.size > MAX_ITEMS:
+            raise ValueError(f"a vector of {symbols.size} symbols, which has at most {MAX_ITEMS}")
         if run is None:
             places = np.flatnonzero(symbols != background)
             return None if places.size > most else (cls.at(places), symbols[places].view(np.uint8))

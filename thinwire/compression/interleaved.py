@@ -25,7 +25,7 @@ from thinwire.core.errors import BadPayload
 Bytes = NDArray[np.uint8]
 
 LEAST_STATE = 1 << 16
-LANE, MOST_LANES = 2048, 256  # a lane has so many numbers at least: its two free bytes are under 1 % of them
+LANE, MAX_LANES = 2048, 256  # a lane has so many numbers at least: its two free bytes are under 1 % of them
 FEW_LANES = 16  # for so many, integers of Python take half of numpy's time, for one lane a thirtieth
 PART = 1 << 13  # numbers that are counted or decoded at a time; every number of lanes divides it
 
@@ -36,7 +36,7 @@ def lanes_for(numbers: int) -> int:
     >>> lanes_for(4095), lanes_for(4096), lanes_for(1 << 24)
     (1, 2, 256)
     """
-    return min(MOST_LANES, 1 << max(0, (numbers // LANE).bit_length() - 1))
+    return min(MAX_LANES, 1 << max(0, (numbers // LANE).bit_length() - 1))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Keep the output of a process in a log file of bounded size, because the SD card of a device is small.
 
-`Logbook` writes each line with its time, to two files of at most `MOST_BYTES` each. `append_all` keeps what another
+`Logbook` writes each line with its time, to two files of at most `MAX_BYTES` each. `append_all` keeps what another
 process prints, `bounded_log` what this process prints. `last_lines` and `new_lines` read the files.
 """
 
@@ -20,7 +20,7 @@ from thinwire.core.formatting import plain
 from thinwire.core.statedir import private_opener
 
 LOG_FILE = "client.log"  # and client.log.1, the one before
-MOST_BYTES = 500_000  # of each of the two files: about a thousand rounds
+MAX_BYTES = 500_000  # of each of the two files: about a thousand rounds
 LOOK_S = 0.25
 TURN_S = 1.0  # between two looks at the size of this process's output
 OUTPUT = (1, 2)  # descriptors: also what C code prints
@@ -34,7 +34,7 @@ class Logbook:
     """
 
     def __init__(
-        self, folder: Path, say: Callable[[str], None], most: int = MOST_BYTES, wall: Callable[[], float] = time.time,
+        self, folder: Path, say: Callable[[str], None], most: int = MAX_BYTES, wall: Callable[[], float] = time.time,
         file_name: str = LOG_FILE,
     ) -> None:  # fmt: skip
         self._path, self._say, self._most, self._wall = folder / file_name, say, most, wall

@@ -51,10 +51,10 @@ def parse_owner_text(text: str, model: type[File], source: str, keys: str) -> Fi
         raise PlanError(f"{source}: {whats}", why=whys, hint=found[0][2]) from error
 
 
-MAX_RUNS, MOST_RUNS = 4, 64
-MOST_ALLOWED = 256  # patterns
-MAX_UPLOAD_MB, MOST_UPLOAD_MB = 512, 16_384
-MOST_KEEP_DAYS = 36_500
+MAX_RUNS, RUNS_LIMIT = 4, 64
+MAX_ALLOWED = 256  # patterns
+MAX_UPLOAD_MB, UPLOAD_LIMIT_MB = 512, 16_384
+MAX_KEEP_DAYS = 36_500
 WEBHOOK = r"^https?://[^\s/?#]+"
 SMTP = r"^[A-Za-z0-9.-]+:[0-9]{1,5}$"
 
@@ -113,20 +113,20 @@ class AggregatorFile(Section):
     max_runs: int = Field(
         default=MAX_RUNS,
         ge=1,
-        le=MOST_RUNS,
+        le=RUNS_LIMIT,
         description="runs whose rounds go on at once; others wait in the queue. A run that is paused or waits for "
         "offline devices does not count",
     )
     allow: list[str] = Field(
         default=[],
-        max_length=MOST_ALLOWED,
+        max_length=MAX_ALLOWED,
         description="what a plan from the dashboard may name beside Thinwire's own codecs, optimizers and "
         "reductions: MODULE:CLASS of other code, or the path of an initial model; * stands for any letters",
     )
     max_upload_mb: int = Field(
         default=MAX_UPLOAD_MB,
         ge=0,
-        le=MOST_UPLOAD_MB,
+        le=UPLOAD_LIMIT_MB,
         description="largest initial model that the dashboard takes, in MB; 0: none",
     )
     memory_mb: int | None = Field(
@@ -138,7 +138,7 @@ class AggregatorFile(Section):
     keep_days: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_KEEP_DAYS,
+        le=MAX_KEEP_DAYS,
         description="days after its end at which a run is deleted as by `thinwire runs delete`, and after which "
         "connections, measurements, refusals, invitations and closed alerts are deleted; the privacy ledger and the "
         "audit log stay. Left out: nothing is deleted by age",

@@ -54,9 +54,9 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
          "it is not known how much noise to add", "[privacy] noise_multiplier = 1.0"),
         (given == (True, True), "noise_multiplier and target_epsilon", "each of them says how much noise is added",
          "leave one of them out; budget stops a run at an epsilon"),
-        (privacy.noise_multiplier is not None and privacy.noise_multiplier > MOST_NOISE,
+        (privacy.noise_multiplier is not None and privacy.noise_multiplier > MAX_NOISE,
          f"noise_multiplier = {privacy.noise_multiplier}",
-         f"above {MOST_NOISE:g} nothing but noise is released", "[privacy] noise_multiplier = 1.0"),
+         f"above {MAX_NOISE:g} nothing but noise is released", "[privacy] noise_multiplier = 1.0"),
         (privacy.noise_multiplier is not None and privacy.noise_multiplier < LEAST_NOISE,
          f"noise_multiplier = {privacy.noise_multiplier}",
          f"below {LEAST_NOISE:g} a round costs an epsilon in the thousands, which protects nobody",
@@ -64,9 +64,9 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
         (privacy.mode != "example" and privacy.delta >= 1 / fewest, f"delta = {privacy.delta:g}",
          f"a release that publishes the data of one of {fewest} clients would satisfy it",
          f"[privacy] delta = {1 / (10 * fewest):.2g}"),
-        (max(privacy.target_epsilon or 0, privacy.budget or 0) > MOST_EPSILON,
+        (max(privacy.target_epsilon or 0, privacy.budget or 0) > MAX_EPSILON,
          f"an epsilon of {max(privacy.target_epsilon or 0, privacy.budget or 0):g}",
-         f"above {MOST_EPSILON:g} it protects nobody", "[privacy] target_epsilon = 8.0, or budget = 8.0"),
+         f"above {MAX_EPSILON:g} it protects nobody", "[privacy] target_epsilon = 8.0, or budget = 8.0"),
         (privacy.target_epsilon is not None and privacy.budget is not None
          and privacy.budget < privacy.target_epsilon,
          f"target_epsilon = {privacy.target_epsilon} and budget = {privacy.budget}",
@@ -81,7 +81,7 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
     ]  # fmt: skip
 
 
-MOST_NOISE, LEAST_NOISE, MOST_EPSILON = 1000.0, 0.01, 100.0
+MAX_NOISE, LEAST_NOISE, MAX_EPSILON = 1000.0, 0.01, 100.0
 FEWEST = 100  # clients for which delta must be small enough if the plan does not say how many there are
 
 

@@ -20,7 +20,7 @@ from thinwire.core.plan_values import PrivacySection
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
-MOST_CLIENTS = 2**60  # or records: the most of `Count` in core/plan_schema.py
+MAX_CLIENTS = 2**60  # or records: the most of `Count` in core/plan_schema.py
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML reads without quotes
 
 
@@ -55,7 +55,7 @@ def delta_left_out(raw: Mapping[str, Any]) -> float:
         return default
     of, key = ("privacy", "records") if privacy["mode"] == "example" else ("cohort", "clients")
     count = table.get(key) if isinstance(table := raw.get(of), Mapping) else None
-    if not isinstance(count, int) or not 1 / (10 * default) < count <= MOST_CLIENTS:  # no plan with more is read
+    if not isinstance(count, int) or not 1 / (10 * default) < count <= MAX_CLIENTS:  # no plan with more is read
         return default
     return 1 / (10 * count)
 

@@ -24,7 +24,7 @@ Block = Literal[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536] 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_BATCH = 2**20  # examples: a client keeps a whole batch of a stream in memory
 MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
-MOST_DELAY = 16  # rounds: a client keeps an update of the model's size for each
+MAX_DELAY = 16  # rounds: a client keeps an update of the model's size for each
 Spec = Annotated[str, StringConstraints(max_length=4096)]  # no more is read of a codec; also a path or a name
 Quantile = Annotated[str, StringConstraints(pattern=r"^q0?\.[0-9]{1,6}$")]
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
@@ -62,7 +62,7 @@ class Requires(Section):
 class Overlap(Section):
     """Sets overlap (delayed averaging): clients train on while their updates travel."""
 
-    max_delay: Annotated[int, Field(ge=1, le=MOST_DELAY)] = Field(
+    max_delay: Annotated[int, Field(ge=1, le=MAX_DELAY)] = Field(
         default=1, description="rounds that a change may be under way while training goes on"
     )
 

@@ -13,10 +13,10 @@ import math
 
 BETA = math.exp(-0.5)  # a rounding is within the bound with a probability of at least 1 - BETA, 0.39
 TAIL = 1e-3  # probability that any coordinate of any sum of a run wraps around
-MOST_INFLATION = 1.05  # of the sensitivity, by rounding: a width is chosen for it
+MAX_INFLATION = 1.05  # of the sensitivity, by rounding: a width is chosen for it
 WIDTHS = range(8, 33)
-MOST_STEPS = 1 << 20  # a clip: float32 computes the places, and its errors stay below what conditional rounding allows
-MOST_DEVIATION = 2.0**16  # grid steps of one source's noise: a table of the sampler has 16 bytes a step
+MAX_STEPS = 1 << 20  # a clip: float32 computes the places, and its errors stay below what conditional rounding allows
+MAX_DEVIATION = 2.0**16  # grid steps of one source's noise: a table of the sampler has 16 bytes a step
 DIGITS = 10
 COUNT_NOISE, QUANTILE, RATE = 0.05, 0.5, 0.2  # of an adaptive clip (Andrew et al. 2021, section 3.1)
 
@@ -120,7 +120,7 @@ def scale_for(
     fine. `DIGITS` binary digits are kept, so that machines whose exponentials differ have the same grid.
     """
     most = (1 << (width - 1)) - 1
-    low, high = 0.0, float(MOST_STEPS)
+    low, high = 0.0, float(MAX_STEPS)
     for _ in range(60):
         middle = (low + high) / 2
         fits = largest_coordinate(middle, clients, dimensions, block, noise_multiplier, rounds, honest) <= most
@@ -136,15 +136,15 @@ def width_for(
 ) -> tuple[int, float]:
     """Return the fewest bits for which rounding adds at most 5 percent to the sensitivity, and the grid steps a clip.
 
-    The noise of one client has a standard deviation of at most `MOST_DEVIATION` steps. ValueError if 32 bits are too
+    The noise of one client has a standard deviation of at most `MAX_DEVIATION` steps. ValueError if 32 bits are too
     few, or the grid would be too coarse for the noise.
     """
-    finest = MOST_DEVIATION * math.sqrt(honest) / noise_multiplier
+    finest = MAX_DEVIATION * math.sqrt(honest) / noise_multiplier
     for width in WIDTHS:
         try:
             scale = scale_for(width, clients, dimensions, block, noise_multiplier, rounds, honest)
         except ValueError:
             continue
-        if inflation(scale := min(scale, finest), dimensions) <= MOST_INFLATION:
+        if inflation(scale := min(scale, finest), dimensions) <= MAX_INFLATION:
             return width, scale
     raise ValueError(f"a sum of {clients} clients with noise_multiplier = {noise_multiplier:g} needs over 32 bits")

@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 LEAST_CLIENTS = 3  # of two clients, each could subtract its own update from the sum
 SCALAR_BITS = 63  # weights and metrics are summed in lanes of 64 bits, with a sign
 ROTATED = 65_536  # values of a block where [secure] rotate = true: an outlier is spread over the whole block
-MOST_TRIED = 2000  # clients, in the search for the fewest that fit a plan: 10 ms
+MAX_TRIED = 2000  # clients, in the search for the fewest that fit a plan: 10 ms
 METRIC_BITS = 10  # a metric is summed in units of bound / 2^10; finer ones would tell which clients' numbers sum
 
 
@@ -101,8 +101,8 @@ def _numbers(selected: int, max_corrupt: float, max_dropout: float, adversary: s
 
 @lru_cache(maxsize=64)
 def _fewest_selected(max_corrupt: float, max_dropout: float, adversary: str) -> int:
-    """Return the fewest selected clients that have a threshold; 0 if no number up to MOST_TRIED has one."""
-    each = ((count, *_numbers(count, max_corrupt, max_dropout, adversary)) for count in range(MOST_TRIED + 1))
+    """Return the fewest selected clients that have a threshold; 0 if no number up to MAX_TRIED has one."""
+    each = ((count, *_numbers(count, max_corrupt, max_dropout, adversary)) for count in range(MAX_TRIED + 1))
     return next((count for count, found, left in each if count >= LEAST_CLIENTS and found.least <= left), 0)
 
 
@@ -224,7 +224,7 @@ def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
 
 
 def fewest_devices(plan: RunPlan) -> int:
-    """Return with how many online devices a round of a secure plan has a sum; 0 if no number up to MOST_TRIED is known.
+    """Return with how many online devices a round of a secure plan has a sum; 0 if no number up to MAX_TRIED is known.
 
     >>> from thinwire.core.plan import RunPlan
     >>> values = {"run": {"task": "t"}, "local": {"lr": 1}, "secure": {"enabled": True}}
@@ -232,7 +232,7 @@ def fewest_devices(plan: RunPlan) -> int:
     [3, 11]
     """
     first = plan.cohort.clients if isinstance(plan.cohort.clients, int) else max(1, plan.secure.min_survivors)
-    for online in range(first, max(first, MOST_TRIED) + 1):
+    for online in range(first, max(first, MAX_TRIED) + 1):
         target = wanted_count(plan, online)
         try:
             check_numbers(plan.secure, with_excess(plan, target, online), target)

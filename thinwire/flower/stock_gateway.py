@@ -221,7 +221,7 @@ class StockSuperLink:
             )  # fmt: skip
 
 
-FIRST_S, MOST_S = 1.0, 60.0  # seconds between two starts of a program that ends by itself
+FIRST_S, MAX_S = 1.0, 60.0  # seconds between two starts of a program that ends by itself
 STEADY_S = 30.0  # a program that ran this long is started again after FIRST_S
 END_S = 3.0
 MAX_LOG_BYTES = 1 << 20  # of the log, and of the previous one: a foreign app may print without limit
@@ -252,7 +252,7 @@ class SuperExec:
         while True:
             began = loop.time()
             code = await self._once(address)
-            wait_s = FIRST_S if loop.time() - began > STEADY_S else min(wait_s * 2, MOST_S)
+            wait_s = FIRST_S if loop.time() - began > STEADY_S else min(wait_s * 2, MAX_S)
             log.warning("flower-superexec ended (%s); started again in %.0f s; see %s", code, wait_s, self._said)
             await asyncio.sleep(wait_s)
 

@@ -33,7 +33,7 @@ from functools import lru_cache
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_values import PrivacySection, SecureSection
 from thinwire.core.privacy_numbers import (
-    MOST_DEVIATION,
+    MAX_DEVIATION,
     count_ratio,
     padded_dimensions,
     squared_sensitivity,
@@ -148,7 +148,7 @@ def _noise_plan(
         if distributed:
             width, scale = width_for(selected, dimensions, block, of_update, rounds, honest)
         else:
-            finest = MOST_DEVIATION / (clips * of_update)
+            finest = MAX_DEVIATION / (clips * of_update)
             width, scale = 0, min(max(LEAST_STEPS, CENTRAL_STEPS * math.sqrt(dimensions)), finest)
         count = max(1, round(ratio * scale)) if counted else 0
         squared = squared_sensitivity(scale, dimensions) + count**2

@@ -28,7 +28,7 @@ FACTS = (
     "task", "source", "status", "version", "rounds_closed", "rounds_total", "best_value", "wire_up", "wire_down",
     "dense_up", "dense_down", "started_at", "finished_at",
 )  # fmt: skip
-MOST_RUNS = 8  # of a comparison on the page: more colours are not told apart
+MAX_RUNS = 8  # of a comparison on the page: more colours are not told apart
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 AVERAGE: Final = "average"
 ALIGNED: Final = 8  # bytes: the format pads its header, so that tensors can be mapped
-MOST_LISTED: Final = 20  # newest versions of a list: with `[run] keep = "all"` a run has one a round
+MAX_LISTED: Final = 20  # newest versions of a list: with `[run] keep = "all"` a run has one a round
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class KeptModel:
     latest: bool
 
 
-def kept_models(store: Store, home: AggregatorHome, run: RunRow, most: int = MOST_LISTED) -> list[KeptModel]:
+def kept_models(store: Store, home: AggregatorHome, run: RunRow, most: int = MAX_LISTED) -> list[KeptModel]:
     """Return the kept versions of a run, newest first: `most` of them, and the best one."""
     found = kept_versions(home, run.run_id)
     shown = {*found[-most:], *({run.best_version} & set(found) if run.best_version is not None else ())}

@@ -26,7 +26,7 @@ from thinwire.server.holdout import Holdout, HoldoutWatch, due_versions
 from thinwire.server.initial_model import take_first_model
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.pipelining import PipelinedMode
-from thinwire.server.policy.cohort import way_out
+from thinwire.server.policy.cohort import stop_hint
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.private_mode import CentralMode, DeviceMode, DistributedMode, SampledMode
 from thinwire.server.recovery import rebuild_round
@@ -234,7 +234,7 @@ def _gather(running: RunContext, paused: Paused) -> bool:
         if not running.leases.is_short(running.run_id):
             began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
-        running.status("waiting", f"{sentence}; {way_out(running.run_id)}" if for_ever else sentence)
+        running.status("waiting", f"{sentence}; {stop_hint(running.run_id)}" if for_ever else sentence)
         if running.stop_ordered():
             return False
         if wait_s and running.elapsed - began > wait_s:

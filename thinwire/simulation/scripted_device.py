@@ -21,7 +21,7 @@ from thinwire.compression import parse
 from thinwire.core.fleet import Delivery
 from thinwire.core.layout import Layout
 from thinwire.core.plan import digest_of
-from thinwire.core.plan_values import MOST_DELAY
+from thinwire.core.plan_values import MAX_DELAY
 from thinwire.core.prng import Key, derive, seed63
 from thinwire.core.types import (
     Assignment,
@@ -77,7 +77,7 @@ class ScriptedDevice:
     link: LocalLink | None = None  # while it is connected
     busy: bool = False
     sent_by: float = 0.0  # when all its uploads will have ended
-    _delivered: deque[str] = field(default_factory=lambda: deque(maxlen=1 + MOST_DELAY))  # ids of the last assignments
+    _delivered: deque[str] = field(default_factory=lambda: deque(maxlen=1 + MAX_DELAY))  # ids of the last assignments
 
     def turn(self, assignment: Assignment) -> Turn:
         """Return what the script says. A loss happens once, since a lost message arrives when the device has

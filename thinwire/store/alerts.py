@@ -19,7 +19,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound
 from thinwire.store.database import METADATA, Counter, Database, Whole, Words, columns_of, needed, optional
 
-MOST_CLOSED: Final = 1000  # closed alerts that are kept
+MAX_CLOSED: Final = 1000  # closed alerts that are kept
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0  # until a message that could not be sent is sent again
 Change = Literal["opened", "closed"]
 
@@ -118,7 +118,7 @@ class Alerts:
                 changed = {"closed_at": now, "due_at": now}
                 connection.execute(update(Alert).where(Alert.c.id.in_(over)).values(changed))
             told = select(Alert.c.closed_at).where(Alert.c.closing_sent_at.is_not(None))
-            oldest = told.order_by(Alert.c.closed_at.desc()).offset(MOST_CLOSED - 1).limit(1).scalar_subquery()
+            oldest = told.order_by(Alert.c.closed_at.desc()).offset(MAX_CLOSED - 1).limit(1).scalar_subquery()
             connection.execute(delete(Alert).where(Alert.c.closing_sent_at.is_not(None), Alert.c.closed_at < oldest))
 
     def open(self) -> list[AlertRow]:

@@ -19,7 +19,7 @@ from thinwire.store.read_models import Order, RunRow
 from thinwire.store.tables import Command, Run
 
 START_RUN = "start-run"  # the command with a plan from which the aggregator makes a run
-MOST_WAITING = 20  # runs that are ordered or queued before a further order is refused
+MAX_WAITING = 20  # runs that are ordered or queued before a further order is refused
 
 _PENDING = (
     select(Command.c.id, Command.c.kind, Command.c.run_id, Command.c.args, Command.c.who, Command.c.at)
@@ -44,15 +44,15 @@ class Commands:
             return int(connection.execute(insert(Command).values(row).returning(Command.c.id)).scalar_one())
 
     def order_run(self, args: Mapping[str, Any], who: str) -> int:
-        """Add a command to start a run; raise `Refused` if `MOST_WAITING` are ordered and have not begun."""
+        """Add a command to start a run; raise `Refused` if `MAX_WAITING` are ordered and have not begun."""
         row = {"kind": START_RUN, "run_id": "", "args": dict(args), "who": who, "at": self._clock.wall()}
         ordered = select(func.count()).where(Command.c.kind == START_RUN, Command.c.answered_at.is_(None))
         waiting = Run.c.status.in_(("preparing", "queued")) & (Run.c.source == "devices")
         with self._database.writing() as connection:
             there = sum(int(connection.scalar(each) or 0) for each in (ordered, select(func.count()).where(waiting)))
-            if there >= MOST_WAITING:
+            if there >= MAX_WAITING:
                 raise Refused(
-                    f"{there} runs wait in the queue", f"no further ones are ordered while {MOST_WAITING} wait",
+                    f"{there} runs wait in the queue", f"no further ones are ordered while {MAX_WAITING} wait",
                     "stop some of them, or wait until some have begun",
                 )  # fmt: skip
             return int(connection.execute(insert(Command).values(row).returning(Command.c.id)).scalar_one())

@@ -40,7 +40,7 @@ from thinwire.core.net import bind, host_port, is_loopback
 from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
 from thinwire.web.app import create_app
-from thinwire.web.connections import MOST_CONNECTIONS, BoundedProtocol
+from thinwire.web.connections import MAX_CONNECTIONS, BoundedProtocol
 from thinwire.web.settings import Settings, listen_address, lock_beside, reach_options
 
 PARENT_S = 0.25
@@ -128,7 +128,7 @@ def page(
     gc.freeze()  # a full collection would go through all imported modules again, which holds a read up for 80 ms
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_level="error", access_log=False, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_S, limit_concurrency=MOST_CONNECTIONS, ws="none",
+        timeout_graceful_shutdown=GRACE_S, limit_concurrency=MAX_CONNECTIONS, ws="none",
         ssl_certfile=certificate, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -43,7 +43,7 @@ log = logging.getLogger("thinwire.alerts")
 Send = Callable[[str, AlertSettings, dict[str, Any]], None]
 WEBHOOK: Final = "webhook"
 EMAIL: Final = "email"
-MOST_ALERTS: Final = 1000  # in one answer
+MAX_ALERTS: Final = 1000  # in one answer
 
 
 class AlertWatch:
@@ -186,7 +186,7 @@ router = APIRouter(prefix=API, responses=PROBLEMS)
 
 
 @router.get("/alerts")
-def alerts(store: StoreDep, limit: Annotated[int, Query(ge=1, le=MOST_ALERTS)] = 200) -> list[ShownAlert]:
+def alerts(store: StoreDep, limit: Annotated[int, Query(ge=1, le=MAX_ALERTS)] = 200) -> list[ShownAlert]:
     """Return open and closed alerts, newest first."""
     return [ShownAlert(**asdict(row)) for row in store.alerts.all(limit)]
 
@@ -194,7 +194,7 @@ def alerts(store: StoreDep, limit: Annotated[int, Query(ge=1, le=MOST_ALERTS)] =
 @router.get("/alerts.csv", response_class=Response, include_in_schema=False)
 def alerts_csv(store: StoreDep) -> Response:
     """Return open and closed alerts, newest first."""
-    return as_csv(alerts(store, MOST_ALERTS), ShownAlert, "alerts")
+    return as_csv(alerts(store, MAX_ALERTS), ShownAlert, "alerts")
 
 
 @router.post("/alerts/{number}/acknowledge")

@@ -35,7 +35,7 @@ from thinwire.web.bundle import BundledFiles, script, styles
 from thinwire.web.device_queries import Devices
 from thinwire.web.device_routes import DeviceName
 from thinwire.web.event_feed import EventFeeds
-from thinwire.web.login import Entrance, PasswordChecks
+from thinwire.web.login import LoginFlow, PasswordChecks
 from thinwire.web.model_routes import MODELS, ModelFiles
 from thinwire.web.plan_routes import Planning
 from thinwire.web.problems import DescribedApp, add_handlers
@@ -142,7 +142,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     state.run_lines = RunLines(store, state.reader, runs)
     state.model_files = ModelFiles(store, settings)
     state.devices = Devices(store, settings.lock)
-    state.entrance = Entrance(settings, store, checks)
+    state.login_flow = LoginFlow(settings, store, checks)
     state.planning, state.uploads = Planning(store, settings.lock), Uploads(settings.lock)
     return Guard(app, settings, store, Access.of(app))
 

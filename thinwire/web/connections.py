@@ -3,7 +3,7 @@
 A connection that waits for a request is bounded in time, number and bytes, until a request of it has a session.
 
 An event stream lasts for hours, so the guard's look at its session is not enough: `Watch` looks again while it lasts.
-And a stream is an open connection, of which the server takes `MOST_CONNECTIONS`: `Places` bounds the streams of one
+And a stream is an open connection, of which the server takes `MAX_CONNECTIONS`: `Places` bounds the streams of one
 user, so that nobody takes those of all others.
 """
 
@@ -131,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 HEARTBEAT_S: Final = 15.0
-MOST_CONNECTIONS: Final = 512  # the sum of all places and strangers is less, so that a page always finds one
+MAX_CONNECTIONS: Final = 512  # the sum of all places and strangers is less, so that a page always finds one
 STILL_HERE: Final = ": still here\n\n"
 
 

@@ -1,6 +1,6 @@
 """The health of devices over time: who was online when, and what the replies of each hour measured.
 
-Connections come from the journal, everything else from the device's assignments, of which at most `MOST_READ` are read:
+Connections come from the journal, everything else from the device's assignments, of which at most `MAX_READ` are read:
 what a read costs does not depend on how long runs are.
 """
 
@@ -20,7 +20,7 @@ from thinwire.web import device_schemas as models
 
 Span = Literal["day", "week"]
 ROWS: Final[dict[Span, tuple[int, float]]] = {"day": (24, 3600.0), "week": (28, 6 * 3600.0)}  # their number and length
-MOST_READ: Final = 2000  # assignments
+MAX_READ: Final = 2000  # assignments
 AT_ONCE: Final = 5000  # events
 KEPT: Final = 200  # last connects and disconnects of a device
 

@@ -27,7 +27,7 @@ from thinwire.store import (
 )
 from thinwire.store.audit import WAS
 from thinwire.web import device_schemas as models
-from thinwire.web.device_health import MOST_READ, ROWS, Change, Presence, Span, rows_of, upload_rate
+from thinwire.web.device_health import MAX_READ, ROWS, Change, Presence, Span, rows_of, upload_rate
 from thinwire.web.settings import aggregator
 
 ACTIONS = 1000  # latest entries of the audit log, in which the deciding ones are searched
@@ -100,13 +100,13 @@ class Devices:
         now = time.time()
         until = min(now, until) if until is not None else now
         since = until // length * length - (number - 1) * length
-        updates = self._store.device_updates(name, MOST_READ + 1, since, until)
-        read_since = updates[MOST_READ - 1].assigned_at if len(updates) > MOST_READ else None
+        updates = self._store.device_updates(name, MAX_READ + 1, since, until)
+        read_since = updates[MAX_READ - 1].assigned_at if len(updates) > MAX_READ else None
         hidden = {why_not_known(self._store.run(run_id)) for run_id in {one.run_id for one in updates}} - {""}
         changes = self._changes(info)
         return models.Health(
             device=name, span=span, read_since=read_since, not_known="; ".join(sorted(hidden)),
-            rows=rows_of(span, until, changes, updates[:MOST_READ], read_since or 0.0),
+            rows=rows_of(span, until, changes, updates[:MAX_READ], read_since or 0.0),
         )  # fmt: skip
 
     def _changes(self, info: DeviceInfo) -> list[Change]:

@@ -25,7 +25,7 @@ from thinwire.web.run_actions import Tags
 from thinwire.web.schemas import Body
 from thinwire.web.settings import Settings, aggregator, may_serve
 
-MOST_INVITED = 1000  # in one request
+MAX_INVITED = 1000  # in one request
 DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,63}$")]
 Until = Annotated[float | None, Query(ge=0, le=1e11, description="end of the last row; now without it")]
 Name = Annotated[str, Field(max_length=63)]
@@ -42,8 +42,8 @@ class NewName(Body):
 class NewInvitations(Body):
     """Holds the invitations to make: `count` for any free name, or one for each of `names`."""
 
-    count: int = Field(1, ge=1, le=MOST_INVITED)
-    names: list[Name] = Field([], max_length=MOST_INVITED)
+    count: int = Field(1, ge=1, le=MAX_INVITED)
+    names: list[Name] = Field([], max_length=MAX_INVITED)
     expires_s: float = Field(24 * 3600.0, gt=0, le=366 * 24 * 3600.0)
     approve_manually: bool = False
 

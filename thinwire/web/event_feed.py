@@ -38,7 +38,7 @@ from thinwire.web.routes import STREAM, RunId
 KEPT: Final = 1000  # messages of a run
 MAX_BATCH: Final = 500  # events that are read at once
 MAX_BEHIND: Final = 500  # messages that a slow reader may be behind before it has to begin again
-MOST_READERS: Final = 256
+MAX_READERS: Final = 256
 READERS_OF_ONE: Final = 32
 TICK_S: Final = 0.25
 IDLE_S: Final = 60.0  # until a feed without a reader is forgotten
@@ -110,7 +110,7 @@ class EventFeeds:
     def __init__(self, store: Store, closing: Callable[[], bool] = lambda: False) -> None:
         self._store, self._closing = store, closing
         self._feeds: dict[str, RunFeed] = {}
-        self.places = Places(MOST_READERS, READERS_OF_ONE)
+        self.places = Places(MAX_READERS, READERS_OF_ONE)
         self._seen = -1
 
     async def run(self) -> None:

@@ -62,24 +62,24 @@ class PasswordChecks:
             raise TooMany(
                 "too many logins at this moment", f"{AT_ONCE} are checked at a time", "again in a few seconds"
             )
-        near = neighbourhood(address)
-        most: dict[Bucket, int] = {(name, near): WRONG_OF_ONE, (name, ""): WRONG_OF_NAME, ("", near): WRONG_FROM_ONE}
-        return await self._check(most, work)
+        prefix = neighbourhood(address)
+        limits = {(name, prefix): WRONG_OF_ONE, (name, ""): WRONG_OF_NAME, ("", prefix): WRONG_FROM_ONE}
+        return await self._check(limits, work)
 
     async def of_session(self, token: str, work: Callable[[], Found | None]) -> Found | None:
         """Check the password that the user of a session gives again; no login counts here, and this at no login."""
         return await self._check({("session", hashed(token)): WRONG_OF_ONE}, work)
 
-    async def _check(self, most: Mapping[Bucket, int], work: Callable[[], Found | None]) -> Found | None:
+    async def _check(self, limits: Mapping[Bucket, int], work: Callable[[], Found | None]) -> Found | None:
         """Return what `work` returns in a thread, None for a wrong password; raise `TooMany`."""
         now = self._clock()
         self._forget(now)
-        if any(len(self._tried.get(bucket, ())) >= limit for bucket, limit in most.items()):
+        if any(len(self._tried.get(bucket, ())) >= limit for bucket, limit in limits.items()):
             raise TooMany(
                 "too many wrong passwords", "each name and each address has a limit, against guessing",
                 "wait five minutes, or log in with a code: thinwire aggregator status --login",
             )  # fmt: skip
-        counted = [self._tried.setdefault(bucket, deque()) for bucket in most]
+        counted = [self._tried.setdefault(bucket, deque()) for bucket in limits]
         for tried in counted:
             tried.append(now)
         self._open += 1
@@ -102,7 +102,7 @@ class PasswordChecks:
                 del self._tried[bucket]
 
 
-class Entrance:
+class LoginFlow:
     """Opens sessions: each way in ends the session that the browser brought, and returns the form again if it fails."""
 
     def __init__(self, settings: Settings, store: Store, checks: PasswordChecks) -> None:
@@ -115,8 +115,8 @@ class Entrance:
     async def by_link(self, request: Request, code: str, after: str) -> Response:
         """Log in with the code of a link; a link that is opened again goes on with the session that it began."""
         token = session_token(request.headers, self._settings)
-        there = await run_in_threadpool(self._store.logins.person, token)
-        if there is not None and there.user == MACHINE:
+        person = await run_in_threadpool(self._store.logins.person, token)
+        if person is not None and person.user == MACHINE:
             return _go_on(after)
         return await self.by_code(request, code, after)
 
@@ -150,22 +150,22 @@ class Entrance:
         return answer
 
 
-EntranceDep = Annotated[Entrance, from_state("entrance")]
+LoginFlowDep = Annotated[LoginFlow, from_state("login_flow")]
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/login")
 async def form(
-    request: Request, entrance: EntranceDep, code: str = "", after: Annotated[str, Query(alias="next")] = ""
+    request: Request, flow: LoginFlowDep, code: str = "", after: Annotated[str, Query(alias="next")] = ""
 ) -> Response:  # fmt: skip
     """Show the form, or log in with the code of a link; a valid one starts a session of seven days in a cookie."""
     fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
-    return await entrance.by_link(request, code, after) if code and not fetched_ahead else entrance.form()
+    return await flow.by_link(request, code, after) if code and not fetched_ahead else flow.form()
 
 
 @router.post("/login")
-async def take(
-    request: Request, entrance: EntranceDep, after: Annotated[str, Query(alias="next")] = ""
+async def submit(
+    request: Request, flow: LoginFlowDep, after: Annotated[str, Query(alias="next")] = ""
 ) -> Response:  # fmt: skip
     """Log in with the form's name and password, or its code."""
     try:
@@ -175,11 +175,11 @@ async def take(
     try:
         fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
     except ValueError:  # too many fields: not our form
-        return entrance.form("That is not what this form sends. A fresh code works.", 400)
+        return flow.form("That is not what this form sends. A fresh code works.", 400)
     name, password, code = (fields.get(field, [""])[0] for field in ("name", "password", "code"))
     if name or password:
-        return await entrance.by_password(request, name.strip().lower()[:64], password, after)
-    return await entrance.by_code(request, code, after)
+        return await flow.by_password(request, name.strip().lower()[:64], password, after)
+    return await flow.by_code(request, code, after)
 
 
 @router.post("/logout")

@@ -34,7 +34,7 @@ from thinwire.web.settings import Settings
 MEDIA_TYPE: Final = "application/octet-stream"
 MODELS: Final = "/models/"  # in the path of every model file
 PIECE: Final = 1 << 20  # bytes read from the file at once
-MOST_AT_ONCE: Final = 4  # files under way
+MAX_AT_ONCE: Final = 4  # files under way
 LEAST_RATE: Final = 100_000  # bytes a second, over the whole file
 LEAST_S: Final = 30.0  # for the smallest file
 FILE: Final[dict[int | str, dict[str, Any]]] = {
@@ -74,9 +74,9 @@ class ModelFiles:
 
         Law: no file leaves before the audit log has who took which version of which run.
         """
-        if self._under_way >= MOST_AT_ONCE:
+        if self._under_way >= MAX_AT_ONCE:
             raise Refused(
-                "other models are being downloaded", f"{MOST_AT_ONCE} at once are sent", "try again when they end"
+                "other models are being downloaded", f"{MAX_AT_ONCE} at once are sent", "try again when they end"
             )
         self._under_way += 1  # before the first wait, during which another may begin
         try:

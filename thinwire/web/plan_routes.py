@@ -31,7 +31,7 @@ from thinwire.web.settings import may_serve
 from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
-MOST_PROBLEMS: Final = 100  # in one answer
+MAX_PROBLEMS: Final = 100  # in one answer
 AGAIN: Final = "upload it again, or run:ID@0"
 
 
@@ -142,7 +142,7 @@ class Planning:
 def _checked(found: PlanCheck, notes: list[str], cost: Estimate | None) -> PlanChecked:
     return PlanChecked(
         ok=found.ok, given={name: dict(table) for name, table in found.given.items()}, toml=found.toml, notes=notes,
-        problems=[Wrong(**{**asdict(one), "place": list(one.place)}) for one in found.problems[:MOST_PROBLEMS]],
+        problems=[Wrong(**{**asdict(one), "place": list(one.place)}) for one in found.problems[:MAX_PROBLEMS]],
         digest=found.plan.digest if found.plan else "", first_model=_origin(found.plan) if found.plan else "",
         cost=cost,
     )  # fmt: skip

@@ -38,7 +38,7 @@ from thinwire.web.problems import PROBLEMS
 from thinwire.web.settings import aggregator
 
 TICK_S = 0.25
-MOST_TABS = 64
+MAX_TABS = 64
 TABS_OF_ONE = 8  # browsers of a user: all tabs of one share a stream
 
 
@@ -72,7 +72,7 @@ class Live:
         self.look, self.closing = look, closing
         self.news, self.closed = News(), False
         self.tabs: set[asyncio.Event] = set()
-        self.places = Places(MOST_TABS, TABS_OF_ONE)
+        self.places = Places(MAX_TABS, TABS_OF_ONE)
 
     async def run(self) -> None:
         """Poll until the server ends, then end all streams."""

@@ -19,7 +19,7 @@ from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, RunId
 from thinwire.web.schemas import Answer, Body, Ordered
 
-MOST_ROUNDS = 1_000_000
+MAX_ROUNDS = 1_000_000
 Tag = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
 Key = Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z0-9_]+)+$", max_length=64)]
 
@@ -34,7 +34,7 @@ class Tags(Body):
 class Extension(Body):
     """Holds more rounds, and keys of the plan to change: values in TOML's notation by `section.key`."""
 
-    rounds: int = Field(ge=1, le=MOST_ROUNDS)
+    rounds: int = Field(ge=1, le=MAX_ROUNDS)
     sets: dict[Key, Annotated[str, Field(max_length=200)]] = Field({}, max_length=32)
 
 

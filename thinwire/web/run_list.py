@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
-from thinwire.reports.comparison import MOST_RUNS, compare_runs, run_curves
+from thinwire.reports.comparison import MAX_RUNS, compare_runs, run_curves
 from thinwire.store import RunRow, Store
 from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
 from thinwire.web.access import API, StoreDep, from_state
@@ -25,7 +25,7 @@ from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Answer
 
 ListKey = Literal[SortKey, "disk"]
-MOST_LINES: Final = 10_000  # of a CSV
+MAX_LINES: Final = 10_000  # of a CSV
 
 
 class RunLine(Answer):
@@ -152,8 +152,8 @@ def list_csv(
     lines: LinesDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
     down: bool = True,
 ) -> Response:  # fmt: skip
-    """Return the runs that match, at most `MOST_LINES` of them."""
-    found = lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, 0, MOST_LINES)
+    """Return the runs that match, at most `MAX_LINES` of them."""
+    found = lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, 0, MAX_LINES)
     return as_csv(found.runs, RunLine, "runs")
 
 
@@ -217,10 +217,10 @@ def compared(store: StoreDep, runs: RunIds, metric: Metric = "", target: float |
 
 
 def _ids(runs: str) -> list[str]:
-    """Return the ids of the runs to compare; `NotFound` unless they are one to `MOST_RUNS`."""
+    """Return the ids of the runs to compare; `NotFound` unless they are one to `MAX_RUNS`."""
     ids = list(dict.fromkeys(filter(None, runs.split(","))))
-    if not 1 <= len(ids) <= MOST_RUNS:
+    if not 1 <= len(ids) <= MAX_RUNS:
         raise NotFound(
-            f"{len(ids)} runs to compare", why=f"one to {MOST_RUNS} stand side by side", hint="?runs=A,B with their ids"
+            f"{len(ids)} runs to compare", why=f"one to {MAX_RUNS} stand side by side", hint="?runs=A,B with their ids"
         )
     return ids

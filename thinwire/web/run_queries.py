@@ -34,7 +34,7 @@ Shown = TypeVar("Shown", bound=schemas.Run)
 
 POINTS: Final = 400  # most points of a curve: a screen's width has 1 000 to 2 000 pixels for two curves
 LINES: Final = 60  # newest rounds of a page
-MOST_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
+MAX_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
 WORST: Final = 5  # slowest rounds of a page
 EARLIER_ROUNDS: Final = 20  # rounds in which earlier assignments are searched
 LATEST_ROUNDS: Final = 3  # rounds in which the latest version with metrics is searched
@@ -82,8 +82,8 @@ class Reader:
             (store.round_count(row.run_id)[0], 0) if is_sampled(row.plan) else store.round_count(row.run_id)
         )
         since = min(since, change)
-        changed = store.rounds(row.run_id, changed_after=since, limit=MOST_CHANGED + 1) if since else []
-        whole = not since or len(changed) > MOST_CHANGED
+        changed = store.rounds(row.run_id, changed_after=since, limit=MAX_CHANGED + 1) if since else []
+        whole = not since or len(changed) > MAX_CHANGED
         rounds = store.rounds(row.run_id, opened - LINES + 1) if whole else changed
         spent = self._spent(row)
         number = min(number or self._current(row, opened), opened)
@@ -98,10 +98,10 @@ class Reader:
         )  # fmt: skip
 
     def lines(self, name: str, first: int, last: int) -> list[round_schemas.RoundLine]:
-        """Return the rounds from `first` to `last` as lines of a table, at most `MOST_CHANGED` of them."""
+        """Return the rounds from `first` to `last` as lines of a table, at most `MAX_CHANGED` of them."""
         row = self._store.run(name)
         spent = self._spent(row)
-        last = min(last, first + MOST_CHANGED - 1)
+        last = min(last, first + MAX_CHANGED - 1)
         return [_line(one, row, spent) for one in self._store.rounds(row.run_id, first, last)]
 
     def rounds(self, name: str, first: int = 1) -> list[round_schemas.Round]:

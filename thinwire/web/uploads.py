@@ -36,7 +36,7 @@ UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was ordered with
 EACH_S: Final = 3600.0
 CHUNK_S: Final = 30.0  # until the next bytes of an upload
 LEAST_RATE: Final = 100_000  # bytes a second, over the whole upload
-MOST_AT_ONCE: Final = 2
+MAX_AT_ONCE: Final = 2
 LARGEST_ONES: Final = 4  # that the folder holds, or smaller ones of as many bytes
 HEADER_BYTES: Final = 10**6  # of an upload's header: 10 000 tensors with names of 60 letters
 BODY: Final = {
@@ -97,8 +97,8 @@ class Uploads:
                 f"a model of {total / 1e6:.0f} MB is not taken", f"this aggregator takes uploads of up to {allowed} MB",
                 "max_upload_mb in aggregator.toml, or [run] init with a file on its machine",
             )  # fmt: skip
-        if len(self._under_way) >= MOST_AT_ONCE:
-            raise Refused("other uploads are under way", f"{MOST_AT_ONCE} at once are taken", "try again when they end")
+        if len(self._under_way) >= MAX_AT_ONCE:
+            raise Refused("other uploads are under way", f"{MAX_AT_ONCE} at once are taken", "try again when they end")
         self._under_way.append(total)  # before the first wait, during which another may begin
         try:
             return await self._into(self.folder, body, total)

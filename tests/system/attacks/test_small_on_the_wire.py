@@ -14,7 +14,7 @@ import pytest
 from tests.support.callers import Caller
 from tests.support.fleet_words import answer, answers_now, hello
 from tests.system.attacks.places import attacked, device_of
-from tests.transport.test_flood import MOST_MORE_BYTES, crowded
+from tests.transport.test_flood import MAX_MORE_BYTES, crowded
 from thinwire.aggregation.plan_codecs import codec_of
 from thinwire.client.train import context, evaluate
 from thinwire.core.fleet import FixedLimits
@@ -180,7 +180,7 @@ def test_pushes_of_150_kb_hold_little_memory_and_keep_nobody_waiting(tmp_path: P
             answers = set(said)
         assert answers & {409, 413, 503}
         assert answers <= {409, 413, 503, None}
-        assert api.memory("VmHWM") - before <= MOST_MORE_BYTES
+        assert api.memory("VmHWM") - before <= MAX_MORE_BYTES
 
 
 def test_a_reader_makes_no_more_than_its_bound_says() -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 AGGREGATOR_LOG = "aggregator.log"
 ACTIONS_S = 1.0  # between two looks for new actions on devices
-MOST_ACTIONS = 100  # reported at one look
+MAX_ACTIONS = 100  # reported at one look
 ACTIONS = {
     "enrol": "{device} is new ({detail})",
     "join": "{device} has joined with an invitation",
@@ -83,7 +83,7 @@ class Reporter:
 
     def actions(self) -> None:
         """Report what people and devices did to the registry of devices since the last call."""
-        found = [one for one in self._store.audit.actions(limit=MOST_ACTIONS) if one.at > self._acted_at]
+        found = [one for one in self._store.audit.actions(limit=MAX_ACTIONS) if one.at > self._acted_at]
         for one in reversed(found):
             self._acted_at = one.at
             if (said := ACTIONS.get(one.what)) is not None:

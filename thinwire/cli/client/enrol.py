@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 STDIN, VARIABLE = "-", "THINWIRE_INVITE"
-MOST_CHARACTERS = 1000  # read from standard input: an invitation has 101
+MAX_CHARACTERS = 1000  # read from standard input: an invitation has 101
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def read(given: str | None) -> Invitation:
     if text is None and given == STDIN:
         if sys.stdin.isatty():
             console.note("paste the invitation, then Enter:")
-        text = sys.stdin.readline(MOST_CHARACTERS)
+        text = sys.stdin.readline(MAX_CHARACTERS)
     if text is None:
         raise UsageError(
             "there is no invitation", why=f"it stands behind the URL, or in {VARIABLE}",

@@ -70,7 +70,7 @@ def show(
     private: bool = False,
 ) -> int:
     """Run the demo and return the exit code of its run. Invariant: no process is left behind."""
-    count = clients or client_count(free_bytes(), MOST_PRIVATE if private else MOST)
+    count = clients or client_count(free_bytes(), MAX_PRIVATE if private else MOST)
     plan, began = plan_of(rounds, seed, count, secure=secure, private=private), time.monotonic()
     with folder() as home, interruptible(*ENDS) as look, Crowd(home) as crowd:
         console.note(f"state    {home}")
@@ -304,7 +304,7 @@ def measured(home: Path, run_id: str, plan: RunPlan, clients: int) -> float:
 
 
 FEWEST, MOST = 4, 8
-MOST_PRIVATE = 20  # the noise in the mean falls with the number of clients
+MAX_PRIVATE = 20  # the noise in the mean falls with the number of clients
 
 
 def client_count(free_bytes: float, most: int = MOST) -> int:

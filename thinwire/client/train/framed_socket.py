@@ -3,7 +3,7 @@
     4 bytes, little-endian: the header's length | the header | the bytes of each of header["vectors"], counts of float32
     | the bytes of each of header["arrays"], [name, dtype, shape], where the header has that key
 
-Invariant: no allocation depends on what the other process claims. A header has at most `MOST_HEADER` bytes. The reader
+Invariant: no allocation depends on what the other process claims. A header has at most `MAX_HEADER` bytes. The reader
 works out the sizes of the vectors from the model's tensors, and gives the arrays a bound. Nothing is pickled, so
 neither process can make the other execute code.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .protocol import Arrays, Vector
 
 
-MOST_HEADER = 16 << 20  # a model of some hundred thousand tensors
+MAX_HEADER = 16 << 20  # a model of some hundred thousand tensors
 LENGTH = struct.Struct("<I")
 
 
@@ -48,7 +48,7 @@ class FramedSocket:
 
             header["arrays"] = described(arrays)
         data = json.dumps(header, separators=(",", ":")).encode()
-        if len(data) > MOST_HEADER:
+        if len(data) > MAX_HEADER:
             raise BadFrame(f"a header of {len(data)} bytes")
         try:
             self.sock.sendall(LENGTH.pack(len(data)) + data)
@@ -62,7 +62,7 @@ class FramedSocket:
     def header(self) -> dict[str, Any]:
         """Receive the next header; the caller must receive its vectors and arrays before the next call."""
         (length,) = LENGTH.unpack(self._exactly(bytearray(LENGTH.size)))
-        if length > MOST_HEADER:
+        if length > MAX_HEADER:
             raise BadFrame(f"a header of {length} bytes")
         try:
             found = json.loads(bytes(self._exactly(bytearray(length))))

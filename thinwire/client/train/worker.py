@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TELL_S = 0.5  # between two progress messages
 ENDS_S = 2.0  # time to finish after the client has closed the socket
-MOST_TEXT, MOST_TRACE = 2000, 64000
+MAX_TEXT, MAX_TRACE = 2000, 64000
 FIRST_KILLED = "800"  # of 1000: out of memory, the kernel kills this process before the client that restarts it
 
 
@@ -178,8 +178,8 @@ def _failed(error: Exception, file: str) -> dict[str, Any]:
     found = {
         "kind": kind(error),
         "place": place(error, file),
-        "said": in_full(error)[:MOST_TEXT],
-        "trace": trace[-MOST_TRACE:],
+        "said": in_full(error)[:MAX_TEXT],
+        "trace": trace[-MAX_TRACE:],
     }
     return {**found, "out_of_memory": out_of_memory(error)}
 

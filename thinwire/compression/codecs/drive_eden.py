@@ -85,9 +85,9 @@ class Eden(FusedQuantizer):
     def read(cls, argument: str | None) -> Eden:
         """Make the codec from its argument, the bits a value: a whole number, or another one up to 1.5."""
         said = (argument or "").strip()
-        why = f"it takes a whole number from 1 to {max(LEVELS)}, or any from {FEWEST_BITS} to {MOST_BITS}"
+        why = f"it takes a whole number from 1 to {max(LEVELS)}, or any from {FEWEST_BITS} to {MAX_BITS}"
         if said.startswith(("0.", ".", "1.")):
-            rate = read_number("eden", argument, MOST_BITS, "0.1")
+            rate = read_number("eden", argument, MAX_BITS, "0.1")
             if rate == 1:
                 return cls(1)
             if rate >= FEWEST_BITS:
@@ -255,7 +255,7 @@ class Drive(Eden):
         return "drive"
 
 
-FEWEST_BITS, MOST_BITS = Decimal("0.001"), Decimal("1.5")
+FEWEST_BITS, MAX_BITS = Decimal("0.001"), Decimal("1.5")
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], t
     return ""
 
 
-def way_out(run_id: str) -> str:
+def stop_hint(run_id: str) -> str:
     """Return what the user can do about a run whose plan lets it wait for ever."""
     return (
         f"start more clients, or end it: thinwire runs stop {run_id} "

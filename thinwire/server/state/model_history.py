@@ -26,8 +26,8 @@ from thinwire.server.policy.eligibility import barred_s
 TRIED = ("offline", "stale")  # may succeed another time: the device was offline, slow or busy
 OWN = ("declined", "refused")  # the device's own decision, which says nothing about the task
 ENOUGH = 10  # failed devices: then the task is at fault, and trying thousands in turn would take days
-MOST_TIMES = 8  # times the first deadline, as the last attempt has by default: all other devices wait meanwhile
-AWAY_S = MOST_TIMES * FIRST_S  # an offline device is waited for as long as a silent one
+MAX_TIMES = 8  # times the first deadline, as the last attempt has by default: all other devices wait meanwhile
+AWAY_S = MAX_TIMES * FIRST_S  # an offline device is waited for as long as a silent one
 Said = Callable[[str], str]  # device -> digest of its present report; "" before its first one
 
 
@@ -117,14 +117,14 @@ class InitialModelRequests:
 
 
 def patient(one: Deadline, late: int) -> Deadline:
-    """Return the deadline of a device that was `late` so often: doubled each time, up to `MOST_TIMES` its length.
+    """Return the deadline of a device that was `late` so often: doubled each time, up to `MAX_TIMES` its length.
 
     >>> patient(Deadline(60.0, []), 2)
     Deadline(seconds=240.0, reasons=[Reason(code='late-before', numbers={'times': 4, 'each_s': 60.0})], usual_s=None)
     """
     if not late:
         return one
-    times = min(2**late, MOST_TIMES)
+    times = min(2**late, MAX_TIMES)
     longer = Reason("late-before", {"times": times, "each_s": one.seconds})
     return Deadline(times * one.seconds, [longer, *one.reasons])
 

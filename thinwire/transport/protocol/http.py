@@ -170,7 +170,7 @@ def found(method: str, target: str) -> Found | None:
 
 
 UPLOAD_OFFSET = b"upload-offset"
-MOST_LETTERS = 1000  # of a refusal's reason
+MAX_LETTERS = 1000  # of a refusal's reason
 LATEST = 221_845_392_000.0  # 9000-01-01: a learned clock runs on, and no clock shows a year after 9999
 LONGEST_S = 3600.0  # a device that had to wait longer would be lost
 
@@ -228,8 +228,8 @@ class ApiError(Exception):
         try:
             said: Any = json.loads(body)
             if "try" in said:  # the dashboard responds so (web/problems.py), the device API never does
-                return cls(status, "dashboard", f'it answers "{plain(str(said["detail"])[:MOST_LETTERS])}"')
-            kind, why = (plain(str(said[name])[:MOST_LETTERS]) for name in ("error", "why"))
+                return cls(status, "dashboard", f'it answers "{plain(str(said["detail"])[:MAX_LETTERS])}"')
+            kind, why = (plain(str(said[name])[:MAX_LETTERS]) for name in ("error", "why"))
             now = min(max(_number(said.get("now", 0.0), 0.0), 0.0), LATEST)
             return cls(status, kind, why, now=now, **numbers)  # type: ignore[arg-type]  # each of its kind
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -38,7 +38,7 @@ MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 LONGEST_SPREAD_S = 3600.0  # that a device stores: it waits as long at its next start and after each outage
 MAX_SEQUENCE = 2**62
-MOST_HAD = 2.0**60  # of cores or bytes
+MAX_HAD = 2.0**60  # of cores or bytes
 MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them can still be shown
 
 
@@ -141,7 +141,7 @@ def _version(raw: Any) -> int:
 
 
 def _count(raw: Any) -> int | None:
-    return None if raw is None else int(_within(raw, MOST_HAD))
+    return None if raw is None else int(_within(raw, MAX_HAD))
 
 
 def _flag(raw: Any) -> bool | None:

@@ -27,7 +27,7 @@ from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import DeviceConnection, Presence
 
-MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
+MAX_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
 PIECE_BYTES = 2**18  # read and sent in one step: a cancelled download ends after the piece on its way
 SPREAD = 1.1  # a device varies the wait that it was given by up to a tenth
 
@@ -47,7 +47,7 @@ class Wanted:
     def read(cls, data: bytes) -> Wanted:
         """Parse a pull's JSON; raise `ApiError` 409 if it is invalid."""
         try:
-            raw = read_json(data, MOST_BYTES)
+            raw = read_json(data, MAX_BYTES)
             wait_s = float(raw["wait_s"])
             if math.isnan(wait_s):
                 raise ValueError("it waits for NaN seconds")
@@ -71,7 +71,7 @@ class PullRoute:
 
     async def __call__(self, request: Request) -> None:
         """Serve a pull."""
-        await self.serve(request, (await request.header(MOST_BYTES))[0])
+        await self.serve(request, (await request.header(MAX_BYTES))[0])
 
     async def serve(self, request: Request, data: bytes) -> None:
         """Serve a pull whose JSON is `data`, also one that came behind a message of a phase."""

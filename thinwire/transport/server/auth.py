@@ -25,7 +25,7 @@ from thinwire.transport.protocol.http import ApiError, Found, Route, found, unkn
 from thinwire.transport.protocol.signing import LATEST_S, MAX_AHEAD_S, Identity, SignatureHeaders
 
 LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")  # a Host header of this machine
-MOST_BYTES = 64 * 2**20  # of a forwarded request's body: Flower sends objects in pieces of 5 MiB
+MAX_BYTES = 64 * 2**20  # of a forwarded request's body: Flower sends objects in pieces of 5 MiB
 
 
 def require_no_browser(headers: Mapping[bytes, bytes]) -> ApiError | None:
@@ -65,7 +65,7 @@ class Guests(Protocol):
 
 BODIES = ("POST", "PUT")  # methods whose requests have a body
 BOUNDED = ("part", "push")  # the assignment and the upload bound the bodies of these routes
-GUEST = Route("guest", "POST", "", "anyone", MOST_BYTES)
+GUEST = Route("guest", "POST", "", "anyone", MAX_BYTES)
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def _length(header: RequestHeader, route: Route) -> int:
 Judge = Callable[[RequestHeader], AuthenticatedRequest]
 
 
-MOST_OF_ONE = 8192  # nonces of one key within the window: 26 requests a second
-MOST_OF_ALL = 1 << 20  # some 3 400 requests a second
+MAX_OF_ONE = 8192  # nonces of one key within the window: 26 requests a second
+MAX_OF_ALL = 1 << 20  # some 3 400 requests a second
 
 
 class ReplayGuard:
@@ -251,7 +251,7 @@ class ReplayGuard:
         nonce = (claim.fingerprint, claim.nonce)
         if nonce in self._spent:
             raise ApiError(401, "replay", "this request was made before", now=now)
-        if self._of.get(claim.fingerprint, 0) >= MOST_OF_ONE or len(self._spent) >= MOST_OF_ALL:
+        if self._of.get(claim.fingerprint, 0) >= MAX_OF_ONE or len(self._spent) >= MAX_OF_ALL:
             raise ApiError(503, "busy", "too many requests in the last five minutes", retry_after_s=30.0)
         self._spent[nonce] = now + LATEST_S + MAX_AHEAD_S
         self._of[claim.fingerprint] += 1

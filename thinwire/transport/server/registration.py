@@ -28,7 +28,7 @@ from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
 
-MOST_HELLOS, WITHIN_S = 60, 60.0  # registrations of one device: each may add a row to the journal
+MAX_HELLOS, WITHIN_S = 60, 60.0  # registrations of one device: each may add a row to the journal
 SETTLE_S = 1.0  # a registration waits this long for the previous process's connection to close
 SETTLE_STEP_S = 0.02
 SPREAD_PER_S = 100.0  # devices that may reconnect in one second after an outage of the aggregator
@@ -123,8 +123,8 @@ class HelloRoute:
 
     def _require_pause(self, name: str) -> None:
         """Raise `ApiError` 503 for a device that registers too often."""
-        now, said = self._clock.now(), self._said.setdefault(name, deque(maxlen=MOST_HELLOS))
-        if len(said) == MOST_HELLOS and now - said[0] < WITHIN_S:
+        now, said = self._clock.now(), self._said.setdefault(name, deque(maxlen=MAX_HELLOS))
+        if len(said) == MAX_HELLOS and now - said[0] < WITHIN_S:
             raise ApiError(503, "busy", "too many hellos", retry_after_s=WITHIN_S - (now - said[0]))
         said.append(now)
 
@@ -149,7 +149,7 @@ class HelloRoute:
 
 JSON = b"application/json"
 SECRET_DIGITS = 32
-MOST_BYTES = 16 * 2**10  # of a join's JSON: a stranger's 4 KiB could inflate to a thousand times as much
+MAX_JOIN_BYTES = 16 * 2**10  # of a join's JSON: a stranger's 4 KiB could inflate to a thousand times as much
 
 
 class CaRoute:
@@ -176,7 +176,7 @@ class JoinRoute:
         """Serve a request to join."""
         identity, address = request.identity, request.wire.address
         try:
-            header, _ = await request.header(MOST_BYTES)
+            header, _ = await request.header(MAX_JOIN_BYTES)
             secret, name = _read(header)
         except ApiError:
             self._gate.failed_joins.failed(address, self._clock.now())
@@ -228,7 +228,7 @@ def _read(header: bytes) -> tuple[str, str]:
     An impossible secret is refused like any other wrong one.
     """
     try:
-        raw = read_json(header, MOST_BYTES)
+        raw = read_json(header, MAX_JOIN_BYTES)
         secret, name = raw["secret"], raw["name"]
         if not (isinstance(secret, str) and len(secret) == SECRET_DIGITS and isinstance(name, str)):
             raise TypeError

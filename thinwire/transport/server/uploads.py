@@ -38,7 +38,7 @@ from thinwire.transport.protocol.http import (
     unblock,
 )
 from thinwire.transport.server.app import Gone, Request
-from thinwire.transport.server.assignments import MOST_BYTES, PullRoute, ReplyReceiver, revoke_access
+from thinwire.transport.server.assignments import MAX_BYTES, PullRoute, ReplyReceiver, revoke_access
 from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.presence import Presence
 
@@ -158,7 +158,7 @@ def _pull_behind(request: Request, rest: memoryview) -> bytes | None:
         data, more = unblock(bytes(rest))
         if more:
             raise ValueError("more follows behind the pull")
-        return inflated(data, MOST_BYTES)
+        return inflated(data, MAX_BYTES)
     except ValueError as error:
         raise ApiError(409, "protocol", str(error)) from error
 

@@ -2,7 +2,7 @@
 import { Component, DROPS, html, useState } from "./dom.js";
 import { count, seconds } from "./format.js";
 import { useTime } from "./live.js";
-import { MOST_BARS } from "./heat.js";
+import { MAX_BARS } from "./heat.js";
 import { Outcome, reasonOf, restarted } from "./parts.js";
 
 export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "work", "unaccounted", "upload"]; // as thinwire/reports/round_timing.py names them
@@ -50,7 +50,7 @@ export const Gantt = ({ round, buffered, still }) => {
       <ul aria-label=${`Clients of round ${round.round}`}>
         ${shown.map(draw)}
       </ul>
-      ${rows.length > most && html`<p class="pager">${rows.length <= MOST_BARS && html`<button type="button" class="tool" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? `Only the ${most} that it waited for` : `All ${count(rows.length)} clients`}</button>`}
+      ${rows.length > most && html`<p class="pager">${rows.length <= MAX_BARS && html`<button type="button" class="tool" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? `Only the ${most} that it waited for` : `All ${count(rows.length)} clients`}</button>`}
         ${!whole && html`<span class="faint">${most} are drawn: those without an answer, and then the slowest</span>`}</p>`}
       <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>

@@ -7,7 +7,7 @@ import { useReading } from "./live.js";
 import { OUTCOMES, Switch } from "./parts.js";
 import { useQuery } from "./query.js";
 
-export const MOST_BARS = 200; // clients of a round that bars can show
+export const MAX_BARS = 200; // clients of a round that bars can show
 const HEIGHT = 420;
 const COLORS = { over: "--rule", aggregated: "--upload", accepted: "--download", "aggregated-late": "--late", selected: "--idle", dropped: "--encode", failed: "--failed" };
 const PALEST = 0.12; // of the colour of a reply that took no time

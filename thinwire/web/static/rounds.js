@@ -3,7 +3,7 @@ import { AssignedFor } from "./assignments.js";
 import { html, link, useEffect, useRef } from "./dom.js";
 import { seconds, share } from "./format.js";
 import { Gantt, STAGES } from "./gantt.js";
-import { HeatMap, MOST_BARS } from "./heat.js";
+import { HeatMap, MAX_BARS } from "./heat.js";
 import { useLines } from "./lines.js";
 import { stoodStill } from "./live.js";
 import { Because, Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
@@ -33,7 +33,7 @@ export const Rounds = ({ run, opened, lines, round, worst, news, chosen, choose,
       csv=${link(`api/v1/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/v1/runs/${run.run_id}/rounds/${number}`)}>
       <${Strip} rounds=${strip.rows ?? []} last=${last} number=${number} pick=${pick} />
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
-      ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${stoodStill(news)} />`}${table ? html`<${Assignments} round=${shown} />` : html`${shown.updates.length + shown.late_aggregated.length > MOST_BARS && html`<${HeatMap} run=${run} rounds=${strip.rows ?? []} number=${number} pick=${pick} />`}<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
+      ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${stoodStill(news)} />`}${table ? html`<${Assignments} round=${shown} />` : html`${shown.updates.length + shown.late_aggregated.length > MAX_BARS && html`<${HeatMap} run=${run} rounds=${strip.rows ?? []} number=${number} pick=${pick} />`}<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
       ${worst?.length > 1 && html`<${Worst} rounds=${worst} number=${number} pick=${pick} />`}
     <//>`;

@@ -11,7 +11,7 @@ import { useQuery } from "./query.js";
 
 const PAGE = 50;
 const TYPED_MS = 250; // without a letter, until what was typed is searched
-export const MOST_COMPARED = 8;
+export const MAX_COMPARED = 8;
 
 const read = async (query) => {
   const [list, groups, devices, service] = await Promise.all([get(`run-list?${query}`), get("groups"), get("devices"), get("service")]);
@@ -150,7 +150,7 @@ const RunTable = ({ runs, sort, up, order, picked, toggle }) => html`
       </tr></thead>
       <tbody role="rowgroup">${runs.map((run) => html`
         <tr role="row" key=${run.run_id} class=${picked.includes(run.run_id) ? "run picked-row" : "run"}>
-          <td role="cell" class="pick"><label><input type="checkbox" checked=${picked.includes(run.run_id)} disabled=${picked.length >= MOST_COMPARED && !picked.includes(run.run_id)}
+          <td role="cell" class="pick"><label><input type="checkbox" checked=${picked.includes(run.run_id)} disabled=${picked.length >= MAX_COMPARED && !picked.includes(run.run_id)}
             onChange=${() => toggle(run.run_id)} /><span class="unseen">Compare ${run.run_id}</span></label></td>
           <th scope="row" role="rowheader"><a href=${link(`runs/${run.run_id}`)}>${run.run_id}</a>${run.name && html` <b>${run.name}</b>`}
             <${TagList} tags=${run.tags} />

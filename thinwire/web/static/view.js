@@ -1,10 +1,10 @@
 // What a run's page knows: a whole view, and the views after it that carry only what has changed.
 const LINES = 60; // newest rounds that are kept
-const MOST_POINTS = 800; // of a curve, until a thinner one is read
+const MAX_POINTS = 800; // of a curve, until a thinner one is read
 
 /** The address of the next view, after `old`, with the chosen round (0: the one that takes replies); `clients` names a page of them. */
 export const address = (id, old, round, clients) => {
-  const since = !old || old.points.length > MOST_POINTS ? 0 : old.change;
+  const since = !old || old.points.length > MAX_POINTS ? 0 : old.change;
   const held = old?.round?.round ?? 0;
   return `runs/${id}/view?since=${since}&round=${round}&held=${held}${clients === null ? "" : `&${clients}`}`;
 };

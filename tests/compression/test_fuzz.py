@@ -27,7 +27,7 @@ from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.types import Vector
 
 ROOT = Path(__file__).parents[2]
-FRAMES = 240
+FRAMES = 160
 PAST_THE_END = """
 import numpy as np
 from thinwire.compression.native import symbol

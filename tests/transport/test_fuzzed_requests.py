@@ -22,7 +22,7 @@ from tests.support.fuzzed_requests import Fuzz
 from tests.transport.test_flood import MAX_MORE_BYTES, crowded
 from thinwire.transport.device.identity import Trust
 
-COUNT, SEED = int(os.environ.get("THINWIRE_FUZZ", "1200")), int(os.environ.get("THINWIRE_FUZZ_SEED", "4"))
+COUNT, SEED = int(os.environ.get("THINWIRE_FUZZ", "800")), int(os.environ.get("THINWIRE_FUZZ_SEED", "4"))
 AT_ONCE = 12
 SILENCE_S = 0.2  # a request that was cut short is waited for at the device API; we do not wait for its answer
 BROKEN = {"503 internal", "503 disk"}

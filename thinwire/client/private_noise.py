@@ -16,12 +16,14 @@ no other part of Thinwire, so it gets its secret randomness from here.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.client.train.layout import Key
 from thinwire.client.train.protocol import PrivateSteps, TrainResult
+from thinwire.compression.vector_ops import finite
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.records import replace
 
@@ -45,8 +47,8 @@ def without_divergence(
     without masks: an aggregator may send a model that only a record above some value drives to infinity, and would
     learn of that record as often and as exactly as it likes.
     """
-    vectors = (change, done.kept, done.buffers, np.array(done.loss))
-    if not plan.is_protected or all(vector is None or bool(np.isfinite(vector).all()) for vector in vectors):
+    vectors = [vector for vector in (change, done.kept, done.buffers) if vector is not None]
+    if not plan.is_protected or (all(map(finite, vectors)) and math.isfinite(done.loss[0])):
         return done
     say("training diverged: an update of zeros is sent, which tells nothing of it")
     change.fill(0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,9 +20,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell made this a bac
 
 
 ROOT = Path(__file__).parent
-# Parts whose tests wait for processes, sockets and a browser, then those that compute; the longest files come first.
-WAITING = ("system", "benchmarks", "docs", "web", "test_packaging.py", "cli", "flower", "transport")
-COMPUTING = ("simulation", "server", "compression", "client", "privacy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,19 +57,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mix files that wait with files that compute: alone, the first leave the cores idle and the second share them.
+    """Let all parts go on side by side, each with its longest files first.
 
-    Long files come first: begun last, one of them is what a single worker is at in the end.
+    Some parts wait for processes, sockets and a browser, and others compute: one after another, the first would leave
+    the cores idle and the second share them. A long file that is begun last is what a single worker is at in the end;
+    long is, roughly, a file of many lines or of many cases.
     """
-    share = dict[Path, float]()
-    waiting, computing = list[tuple[int, Path]](), list[tuple[int, Path]]()
-    for path in dict.fromkeys(item.path for item in items):
-        part = path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
-        found, parts = (waiting, WAITING) if part in WAITING else (computing, COMPUTING)
-        found.append((parts.index(part) if part in parts else len(parts), path))
-    for found in (waiting, computing):
-        found.sort()
-        share |= {path: nth / len(found) for nth, (_, path) in enumerate(found)}
+    cases = Counter(item.path for item in items)
+    parts = defaultdict[str, list[Path]](list)
+    for path in sorted(cases, key=lambda path: (-path.stat().st_size - 30 * cases[path], path)):
+        parts[path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""].append(path)
+    share = {path: nth / len(paths) for paths in parts.values() for nth, path in enumerate(paths)}
     items.sort(key=lambda item: (share[item.path], item.path))  # the same order in each worker
 
 

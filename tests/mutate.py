@@ -5,9 +5,10 @@
 A mutant has one operator, comparison, condition or number changed, or one statement left out. Mutants are drawn from
 all of `thinwire/` by the seed, which is the commit that is checked out, so that nobody chooses them. Each is made in a
 worktree of that commit, one a job. Tests run there until one fails: first those that import the changed module, then
-those of its part. Tests with processes of their own (`tests/system`, `tests/benchmarks`) are left out, because they
-import the installed package. A mutant that no test notices within `--limit` seconds a step survives: it is a gap in the
-tests, or equivalent to the original. A person decides which.
+those of its part. The one that failed runs again without the mutant, and has to pass. Left out are tests with processes
+of their own (`tests/system`, `tests/benchmarks`), because they import the installed package, and `tests/extras`, which
+need other packages. A mutant that no test notices within `--limit` seconds a step survives: it is a gap in the tests,
+or equivalent to the original. A person decides which.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 HANGS = ("-o", "faulthandler_timeout=90")  # seconds: a mutant that loops for ever is noticed, and not by --limit
-LEFT_OUT = ("system", "benchmarks", "docs", "golden", "support")
+LEFT_OUT = ("system", "benchmarks", "docs", "extras", "golden", "support")
 COMPARED: dict[type[ast.cmpop], ast.cmpop] = {
     ast.Lt: ast.LtE(), ast.LtE: ast.Lt(), ast.Gt: ast.GtE(), ast.GtE: ast.Gt(), ast.Eq: ast.NotEq(),
     ast.NotEq: ast.Eq(), ast.Is: ast.IsNot(), ast.IsNot: ast.Is(), ast.In: ast.NotIn(), ast.NotIn: ast.In(),
@@ -135,40 +136,37 @@ def checks_of(root: Path, file: str) -> list[list[str]]:
     return [each for each in ([file, *sorted(direct)], sorted(others, key=lambda one: not one.startswith(own))) if each]
 
 
+def _failure(root: Path, files: Sequence[str], limit_s: float) -> str:
+    """Run tests until one fails; return which one failed, "" if all passed or time was over."""
+    words = ["-m", "pytest", "-q", "-x", "--doctest-modules", "-p", "no:cacheprovider", "-n", "0", *HANGS, *files]
+    try:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    if done.returncode in (0, 5):  # 5: there is no test in them
+        return ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[0] if failed else f"exit code {done.returncode}"
+
+
 def noticed(root: Path, mutant: Mutant, limit_s: float) -> dict[str, Any]:
     """Run the tests of a mutant; return its row."""
     path = root / mutant.file
     source, began, by = path.read_text(), time.monotonic(), ""
-    before = mutant.apply(source)
     line = source.splitlines()[mutant.start[0] - 1].strip()
-    try:
-        path.write_text(before)
-        for files in checks_of(root, mutant.file):
-            words = [
-                "-m",
-                "pytest",
-                "-q",
-                "-x",
-                "--doctest-modules",
-                "-p",
-                "no:cacheprovider",
-                "-n",
-                "0",
-                *HANGS,
-                *files,
-            ]
-            try:
-                done = subprocess.run(
-                    [sys.executable, *words], cwd=root, capture_output=True, text=True, timeout=limit_s, check=False
-                )
-            except subprocess.TimeoutExpired:
-                continue
-            if done.returncode not in (0, 5):  # 5: there is no test in them
-                failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-                by = failed[0] if failed else f"exit code {done.returncode}"
-                break
-    finally:
-        path.write_text(source)
+    for files in checks_of(root, mutant.file):
+        path.write_text(mutant.apply(source))
+        try:
+            by = _failure(root, files, limit_s)
+        finally:
+            path.write_text(source)
+        again = [by.partition("[")[0]] if "::" in by else files  # an id of parameters may have blanks
+        if by and _failure(root, again, limit_s):
+            raise SystemExit(f"error: {by} fails without the mutant, too\ntry:   make test PYTEST_ARGS={by}")
+        if by:
+            break
     return {
         "file": mutant.file, "line": mutant.start[0], "source": line, "after": mutant.after, "noticed": bool(by),
         "by": by, "seconds": round(time.monotonic() - began, 1),

@@ -162,7 +162,8 @@ def noticed(root: Path, mutant: Mutant, limit_s: float) -> dict[str, Any]:
             by = _failure(root, files, limit_s)
         finally:
             path.write_text(source)
-        again = [by.partition("[")[0]] if "::" in by else files  # an id of parameters may have blanks
+        file, _, test = by.partition("[")[0].partition("::")  # an id of parameters may have blanks
+        again = [f"{file}::{test}"] if test else [file, "--collect-only"] if file in files else files
         if by and _failure(root, again, limit_s):
             raise SystemExit(f"error: {by} fails without the mutant, too\ntry:   make test PYTEST_ARGS={by}")
         if by:

@@ -120,7 +120,7 @@ def drawn(root: Path, count: int, seed: str) -> list[Mutant]:
 
 
 def checks_of(root: Path, file: str) -> list[list[str]]:
-    """Return the test files that import a module, the fastest folders first, then the others of its part."""
+    """Return the test files that import a module, those of its part first, then the others of its part."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     part, name = file.split("/")[1], module.rpartition(".")
     imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(name[0])} import [^\n]*\b{re.escape(name[2])}\b")
@@ -132,8 +132,9 @@ def checks_of(root: Path, file: str) -> list[list[str]]:
                 direct.append(shown)
             elif shown.startswith(f"tests/{part}/") or f"thinwire.{part}" in text:
                 others.append(shown)
-    own = f"tests/{part}/"
-    return [each for each in ([file, *sorted(direct)], sorted(others, key=lambda one: not one.startswith(own))) if each]
+    for found in (direct, others):
+        found.sort(key=lambda one: (not one.startswith(f"tests/{part}/"), one))
+    return [each for each in ([file, *direct], others) if each]
 
 
 def _failure(root: Path, files: Sequence[str], limit_s: float) -> str:

@@ -20,12 +20,28 @@ CARRIES = frozenset({"secure", "secure.post_quantum", "secure.malicious"}) | {
     f"privacy.{mode}" for mode in ("central", "distributed", "local", "example")
 }
 FACTS = PolicyContext(NOON, metered=False, carries=CARRIES)
-PLAN: dict[str, Any] = RunPlan.parse('[run]\ntask = "ecg"\n[local]\nlr = 0.1').to_json()
+TEXT = """
+[run]
+task = "ecg"
+evaluate = "off"
+[cohort]
+deadline_s = 60
+late = "drop"
+[local]
+lr = 0.1
+steps = 5
+buffers = "local"
+"""
+PLAN: dict[str, Any] = RunPlan.parse(TEXT).to_json()  # with masks or with noise it contradicts nothing
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def plan(**sections: Any) -> dict[str, Any]:
+    privacy = sections.get("privacy", {})
+    if privacy.get("mode", "off") != "off":
+        noise = {} if "target_epsilon" in privacy else {"noise_multiplier": 1.0}
+        sections["privacy"] = {"clip": 1.0, **noise, **privacy}
     return PLAN | {name: PLAN[name] | keys for name, keys in sections.items()}
 
 
@@ -167,7 +183,8 @@ def test_a_sum_has_at_least_as_many_survivors_as_the_owner_says():
 def test_a_round_has_at_least_as_many_clients_as_the_owner_says(cohort, selected, declined):
     """The terms of the round decide; before them a plan that selects all or a share does not say how many."""
     facts = replace(FACTS, selected=selected)
-    assert rule_of(Policy(min_cohort=10), plan(secure={"enabled": True}, cohort=cohort), facts) == declined
+    assigned = plan(secure={"enabled": True, "max_dropout": 0.2}, cohort=cohort)
+    assert rule_of(Policy(min_cohort=10), assigned, facts) == declined
 
 
 def test_terms_that_have_no_threshold_are_declined_with_any_policy():
@@ -247,7 +264,7 @@ ONCE_IN_A_TREE = {"mode": "central", "mechanism": "tree", "max_participations": 
     ],
 )
 def test_no_less_noise_is_added_than_the_owner_allows(privacy, rule):
-    assert rule_of(Policy(min_noise=1.0), plan(privacy=privacy)) == rule
+    assert rule_of(Policy(min_noise=1.0), plan(privacy=privacy, cohort={"clients": 10})) == rule
 
 
 def test_outside_the_hours_nothing_begins():

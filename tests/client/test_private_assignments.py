@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.gated_client import Device
-from tests.support.small_task import task_of
+from tests.support.small_task import plan_of, task_of
 from thinwire.client.admission import AdmissionController
 from thinwire.client.errors import FAILED, WORK
 from thinwire.client.policy import Policy
@@ -17,9 +17,21 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.types import Assignment, Failure
 from thinwire.privacy.accounting import Release, epsilon
+from thinwire.privacy.noise_plan import spending
 
 RELEASE = Release("discrete-gaussian", sensitivity=10.0, variance=400.0, dimensions=64)
-CENTRAL = '[privacy]\nmode = "central"'
+CENTRAL = """
+steps = 3
+buffers = "local"
+[cohort]
+deadline_s = 60
+late = "drop"
+clients = 10
+[privacy]
+mode = "central"
+clip = 1.0
+noise_multiplier = 1.0
+"""
 
 
 class Private(Device):
@@ -127,6 +139,10 @@ def test_what_cannot_be_computed_is_declined(tmp_path, policy):
     assert device.assign(1).text == "privacy: the width does not fit"  # type: ignore[union-attr]
     unread = Private(tmp_path / "unread", policy, release=lambda assignment, plan: ("ward", "{}"))
     assert (unread.rule(1), unread.ledger.bookings) == ("privacy", ())
+    absurd = Private(tmp_path / "absurd", policy, release=lambda assignment, plan: spending(plan, 64))
+    absurd.aggregator.plan = plan_of(CENTRAL.replace("noise_multiplier = 1.0", "noise_multiplier = 1e300"))
+    assert not absurd.gate.wanted(absurd.aggregator.assign(1).assignment)
+    assert (absurd.rule(1), absurd.ledger.bookings) == ("privacy", ())
     assert AdmissionController(policy, tmp_path / "none")._prospect(
         device.aggregator.assign(1).assignment, device.aggregator.assign(1).assignment.plan, 0  # type: ignore[arg-type]
     ).unknown == "this device keeps no privacy ledger"  # fmt: skip
@@ -141,7 +157,7 @@ def test_a_first_model_spends_nothing_and_is_made_within_the_limit(tmp_path):
 def test_a_run_gets_no_more_rounds_of_the_data_than_its_plan_allows_whoever_counts_them(tmp_path):
     device = Private(tmp_path)
     device.aggregator.plan = RunPlan.parse(
-        f'[run]\ntask = "small"\nrounds = 9\n[local]\nlr = 0.1\n{CENTRAL}\nmax_participations = 2'
+        f'[run]\ntask = "small"\nrounds = 9\nevaluate = "off"\n[local]\nlr = 0.1\n{CENTRAL}\nmax_participations = 2'
     )
     assert [device.rule(number) for number in (1, 2)] == ["", ""]
     failure = device.assign(3)
@@ -153,7 +169,9 @@ def test_a_run_gets_no_more_rounds_of_the_data_than_its_plan_allows_whoever_coun
 def test_a_device_declines_a_round_that_is_too_near_to_one_in_which_its_data_took_part(tmp_path):
     device = Private(tmp_path)
     tree = f'{CENTRAL}\nmechanism = "tree"\nmin_separation = 3'
-    device.aggregator.plan = RunPlan.parse(f'[run]\ntask = "small"\nrounds = 9\n[local]\nlr = 0.1\n{tree}')
+    device.aggregator.plan = RunPlan.parse(
+        f'[run]\ntask = "small"\nrounds = 9\nevaluate = "off"\n[local]\nlr = 0.1\n{tree}'
+    )
     assert device.rule(1) == ""
     device.start()
     for number in (2, 3):

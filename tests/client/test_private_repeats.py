@@ -98,17 +98,20 @@ def test_nothing_of_a_reply_leaves_before_the_ledger_has_noted_it(tmp_path, monk
 def test_metrics_of_a_private_plan_are_declined_whatever_the_aggregator_checked():
     """The aggregator refuses such plans; a device does not rely on that, because its ledger books the noise alone."""
     private = {"mode": "distributed", "clip": 1.0, "noise_multiplier": 1.0}
-    masked = plan(privacy=private, secure={"enabled": True, "metrics": {"loss": 10.0}})
-    assert rule_of(Policy(), masked) == "privacy"
-    assert rule_of(Policy(), plan(privacy=private, secure={"enabled": True})) == ""
+    metrics, clients = {"enabled": True, "max_dropout": 0.2, "metrics": {"loss": 10.0}}, {"evaluate": "clients"}
+    cohort = {"clients": 10}
+    assert rule_of(Policy(), plan(privacy=private, secure=metrics, run=clients, cohort=cohort)) == "plan"
+    assert rule_of(Policy(), plan(privacy=private, secure={**metrics, "metrics": {}}, cohort=cohort)) == ""
     assert rule_of(Policy(), plan(privacy={"mode": "central"}), kind="evaluate") == "privacy"
-    assert rule_of(Policy(), plan(secure={"enabled": True, "metrics": {"loss": 10.0}})) == ""
+    assert rule_of(Policy(), plan(secure=metrics, run=clients)) == ""
 
 
 def test_a_second_reply_to_a_round_of_a_tree_is_too_near_to_the_first(tmp_path):
     device = Private(tmp_path)
     tree = f'{CENTRAL}\nmechanism = "tree"\nmin_separation = 3'
-    device.aggregator.plan = RunPlan.parse(f'[run]\ntask = "small"\nrounds = 9\n[local]\nlr = 0.1\n{tree}')
+    device.aggregator.plan = RunPlan.parse(
+        f'[run]\ntask = "small"\nrounds = 9\nevaluate = "off"\n[local]\nlr = 0.1\n{tree}'
+    )
     for rule in ("", "privacy"):
         assert device.rule(1, identity="beef", assignment_id="a-1") == rule
         device.rule(1, "init", identity="another run", assignment_id="b-1")

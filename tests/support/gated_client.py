@@ -21,7 +21,9 @@ class Device:
 
     def __init__(self, folder: Path, policy: Policy, text: str = "", **gate: Any) -> None:
         self.folder, self.policy, self.read = folder, policy, 0
-        self.aggregator = Aggregator(folder, task_of(data=self.data), plan_of(text))
+        self.aggregator = Aggregator(
+            folder, task_of(data=self.data), plan_of(text, run='evaluate = "off"' if "[privacy]" in text else "")
+        )
         self.at = NOON
         self.price: bool | None = None
         self.gate_options = gate

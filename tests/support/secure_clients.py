@@ -45,8 +45,10 @@ def secure_plan(secure: str = "", run: str = 'evaluate = "off"', local: str = ""
     """A plan of four clients under masks; a line of `secure` replaces the usual one of its key."""
     usual = "max_corrupt = 0.25\nmax_dropout = 0.25\nclip = 1.0"
     table = {line.partition(" = ")[0]: line for line in f"{usual}\n{secure}".splitlines() if line}
+    local = local if "buffers" in local else f'{local}\nbuffers = "local"'
     return RunPlan.parse(
-        f'[run]\ntask = "small"\nrounds = 4\n{run}\n[cohort]\nclients = 4\ndeadline_s = 60\n'
+        f'[run]\ntask = "small"\nrounds = 4\n{run}\n'
+        '[cohort]\nclients = 4\ndeadline_s = 60\nlate = "drop"\nmax_weight = "none"\n'
         f"[local]\nlr = 0.1\nbatch = 8\nsteps = 3\n{local}\n[uplink]\n{uplink}\n"
         "[secure]\nenabled = true\n" + "\n".join(table.values())
     )

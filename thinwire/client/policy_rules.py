@@ -14,13 +14,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
-from thinwire.aggregation import codecs
+from thinwire.aggregation.plan_codecs import CodecCatalog
 from thinwire.client.policy import Kind, Policy
-from thinwire.core.errors import PlanError
+from thinwire.core.errors import CodecError, PlanError
 from thinwire.core.formatting import counted, plain
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_schema import ServerSection
 from thinwire.core.secure_numbers import ROUNDING, check_numbers
 
 KINDS = get_args(Kind)
@@ -206,24 +207,42 @@ def _privacy(assignment: _Assignment) -> Denied | None:
         return Denied("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
     if assignment.policy.privacy is not None and mode not in assignment.policy.privacy:
         return Denied("privacy", f'mode = "{mode}" is not private enough here')
-    secure = assignment.plan.secure
-    if mode != "off" and (assignment.kind == "evaluate" or secure.metrics or secure.histograms):  # whoever checked it
+    if mode != "off" and assignment.kind == "evaluate":
         return Denied("privacy", "the plan is private, and metrics would leave this device without noise")
     if mode != "off" and assignment.facts.no_ledger:
         return Denied("privacy", assignment.facts.no_ledger)
-    if mode in ("local", "example") and (refused := _unkept(assignment)):
-        return Denied("privacy", plain(refused[:MAX_LETTERS]))
     return None
 
 
-def _unkept(assignment: _Assignment) -> str:
-    """Return what would leave the device without noise in a mode that trusts nobody else; "" if nothing would.
+class _DeviceCodecs(CodecCatalog):
+    """The catalog for a device's check of a plan. It imports nothing that [server] names, a module or a file.
 
-    The aggregator's check of the plan is no protection against the aggregator, so the device makes it too.
+    An optimizer works on the sum alone, so a device lets it pass; no plan under masks or with privacy has a reduction.
     """
-    if assignment.kind == "evaluate":
-        return "the metrics of this device's data would leave it without noise"
-    return next((refusal.what for refusal in assignment.plan.check(codecs)), "")
+
+    def require_optimizer(self, server: ServerSection) -> None:
+        """Let every optimizer pass."""
+
+    @staticmethod
+    def reduction_of(spec: str) -> NoReturn:
+        """Raise CodecError."""
+        raise CodecError(
+            f"the reduction {spec[:80]!r}", "it compares updates of the clients", '[server] reduce = "mean"'
+        )
+
+
+_CODECS = _DeviceCodecs()
+
+
+def _contradiction(assignment: _Assignment) -> Denied | None:
+    """Decline a plan under masks or with privacy that `thinwire plan check` refuses: it may promise what no run keeps.
+
+    The aggregator's check protects nobody from the aggregator. Where nothing is protected, no rule would protect more.
+    """
+    if not assignment.plan.is_protected:
+        return None
+    refused = assignment.plan.check(_CODECS)
+    return Denied("plan", plain(f"it contradicts itself: {refused[0].what}"[:MAX_LETTERS])) if refused else None
 
 
 def _max_epsilon(assignment: _Assignment) -> Denied | None:
@@ -314,5 +333,5 @@ RULES: tuple[Rule, ...] = (
     _tasks, _kinds,
     _secure, _unmasked, _adversary, _max_corrupt_assumed, _min_cohort, _min_survivors, _threshold,
     _privacy, _max_epsilon, _max_participations, _min_noise,
-    _hours, _rounds_a_day, _metered,
+    _hours, _rounds_a_day, _metered, _contradiction,
 )  # fmt: skip

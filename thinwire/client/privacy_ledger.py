@@ -380,7 +380,7 @@ class Account:
             return Prospect(booking, None if delta is None else self.epsilon(spent, delta), took)
         except ThinwireError as error:
             return Prospect(unknown=error.what)
-        except ValueError as error:
+        except (ArithmeticError, ValueError) as error:  # a plan that nobody checked may have any number
             return Prospect(unknown=f"what was spent here is not computable: {error}")
 
 

@@ -27,7 +27,7 @@ def test_one_round_is_shown_with_who_dropped_out_in_which_phase_and_its_sum(thin
     said = thinwire("runs", "show", "digits", "--round", 2, "--home", home).out
     phases = {line.split()[0]: line for line in said.partition("phases of round 2\n")[2].splitlines()}
     assert "pi-03 (withdrew: policy)" in phases["share"]
-    assert "pi-07 (stale: no message in time for the phase masked)" in phases["masked"]
+    assert "pi-07 (its round ended before its update was there)" in phases["masked"]
     assert phases["agree"].split()[:3] == ["agree", "7", "pi-09"]
     assert "sum of 8 clients, weight 8, norm 0.75; clip 2, 1.5 in the next round" in said
     assert [line.split()[0] for line in said.partition("ROUND")[2].splitlines()[1:2]] == ["2"]

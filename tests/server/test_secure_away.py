@@ -16,10 +16,11 @@ from tests.support.secure_cohort import name_of
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
+from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, phase_id
 from thinwire.server.round_events import AggregationDone, AggregationRejected, DropUpdate
 from thinwire.simulation.local_fleet import LocalLink
-from thinwire.store import FileSpool
+from thinwire.store import FileSpool, Store
 
 AWAY, ROUND = "e", 2
 
@@ -137,6 +138,10 @@ def test_devices_of_a_round_that_ended_early_are_free_for_the_next_one(tmp_path:
     assert first.elapsed_s - closed.elapsed_s < 1.0
     failed = {e.device: (e.kind, e.text) for e in made.of(ClientFailed) if e.round == 1}
     assert {failed[name] for name in "de"} == {("stale", "its round ended before its update was there")}
+    with Store.open(AggregatorHome(made.folder.parents[1]).database) as store:
+        shown = {row.device: row.outcome for row in store.updates("toy-1", 1)}
+        assert shown == dict.fromkeys("abc", "failed") | dict.fromkeys("de", "over"), "they failed in nothing"
+        assert store.rounds("toy-1", 1, 1)[0].failed == 3
     assert [e.survivors for e in made.of(SumUnmasked)] == [5, 5, 5]
 
 

@@ -20,11 +20,11 @@ from thinwire.core.events import (
 from thinwire.core.run_events import is_sampled
 from thinwire.store import Store
 
-GIVEN_UP, BACK, ACCEPTED, DROPPED, FAILED, UNTAKEN = "GBADFO"
+GIVEN_UP, BACK, ACCEPTED, DROPPED, FAILED, UNTAKEN, TOO_SOON = "GBADFOS"
 ORDERLY = re.compile(
-    "(GB)*(G?(A|AD|D)|F|G|O)"
+    "(GB)*([GS]?(A|AD|D)|F|G|O|S)"
 )  # what may be said of an assignment, in order: its outcome is the last letter
-SHOWN = {DROPPED: "dropped", FAILED: "failed", GIVEN_UP: "failed", UNTAKEN: "over"}
+SHOWN = {DROPPED: "dropped", FAILED: "failed", GIVEN_UP: "failed", UNTAKEN: "over", TOO_SOON: "over"}
 
 
 def every_assignment_has_one_outcome(store: Store, run_id: str, events: Sequence[Event] | None = None) -> None:
@@ -61,7 +61,8 @@ def said_of(events: Sequence[Event]) -> tuple[dict[str, str], dict[str, str]]:
                         "an assignment has one answer, and what comes after it is dropped"
                     )
             case ClientFailed():
-                said[e.assignment_id] += {"offline": GIVEN_UP, "stale": GIVEN_UP, OVER: UNTAKEN}.get(e.kind, FAILED)
+                letter = {"offline": GIVEN_UP, "stale": GIVEN_UP, OVER: UNTAKEN}.get(e.kind, FAILED)
+                said[e.assignment_id] += TOO_SOON if letter == GIVEN_UP and e.is_over else letter
             case ClientReconnected():
                 said[e.assignment_id] += BACK
     return said, answers

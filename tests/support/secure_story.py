@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.support.store_story import LAYOUT
 from thinwire.core.events import (
+    ROUND_OVER,
     ClientFailed,
     ClientSelected,
     Evaluated,
@@ -107,7 +108,7 @@ class SecureStory:
             lost = [device for device in there if gone.get(device) == phase]
             there = [device for device in there if device not in lost]
             replies = [self._accepted(device, elapsed_s) for device in there] if phase == "masked" else []
-            yield [*(self._failed(device, phase, elapsed_s) for device in lost), *replies]
+            yield [*(self._failed(device, phase, elapsed_s, reason) for device in lost), *replies]
             if phase == "masked" and len(there) < least:
                 yield [self._closed([], "too-few", elapsed_s, there)]
                 return
@@ -126,8 +127,9 @@ class SecureStory:
         )  # fmt: skip
         return [opened, *(ClientSelected(self.at, self.round, device, sent[device], 1000) for device in self.devices)]
 
-    def _failed(self, device: str, phase: str, elapsed_s: float) -> ClientFailed:
-        kind, _, text = REASONS.get(phase, "offline: no request for 60 s").partition(": ")
+    def _failed(self, device: str, phase: str, elapsed_s: float, reason: str) -> ClientFailed:
+        said = REASONS.get(phase, "offline: no request for 60 s")
+        kind, _, text = (f"stale: {ROUND_OVER}" if (phase, reason) == ("masked", "enough") else said).partition(": ")
         assignment_id = f"{self.run_id}.{self.round}.{device}"
         return ClientFailed(self.at + elapsed_s, self.round, device, assignment_id, kind, text, elapsed_s)
 

@@ -18,7 +18,7 @@ RunStatus = Literal["preparing", "queued", "waiting", "running", "paused", "done
 ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")  # statuses of a run that is over
 NO_STEP: tuple[CloseReason, ...] = ("too-few", "stopped", "aborted")  # reasons of rounds that left the model as it was
 OVER = "over"  # kind of failure: the run ended before the reply was aggregated
-ROUND_OVER = "its round ended before its update was there"  # text of a failure that is not the device's
+ROUND_OVER = "its round ended before its update was there"  # text of a failure of the kind stale
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class UpdateDropped(Event):
 
 @dataclass(frozen=True)
 class ClientFailed(Event):
-    """Reports that an assignment will have no reply; the kind `OVER` is no failure of the device.
+    """Reports that an assignment will have no reply; one that `is_over` is no failure of the device.
 
     `said` is a digest of what the device had reported about itself, if the failure would repeat until that report
     changes. It is "" in older journals, and for a device that had not reported anything yet.
@@ -244,6 +244,11 @@ class ClientFailed(Event):
     text: str
     elapsed_s: float
     said: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if the run or the round ended first, whatever the device did."""
+        return self.kind == OVER or (self.kind, self.text) == ("stale", ROUND_OVER)
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,9 @@ class SecureRoundMachine(RoundMachine):
         """Close the open phase, and remove the masks after the last one."""
         phase = self.secure.phase
         silent = () if self.secure.done else self.outstanding
-        actions = [found for device in silent for found in self._mark(device, "stale", f"{NO_MESSAGE} {phase}")]
+        is_enough = phase == "masked" and self.closing == "enough"
+        text = ROUND_OVER if is_enough else f"{NO_MESSAGE} {phase}"
+        actions = [found for device in silent for found in self._mark(device, "stale", text)]
         try:
             self.requests = self.secure.close()
             if phase != "unmask":

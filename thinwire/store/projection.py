@@ -345,7 +345,7 @@ class UpdateProjector:
     def _failed(self, event: ClientFailed) -> None:
         row = self.rows.find(event.assignment_id)
         if row is not None and row["outcome"] == "selected":
-            if event.kind == OVER:
+            if event.is_over:
                 self._turn(row, OVER, event.at, reason=event.text)
             else:
                 self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}", failed_at=event.at)

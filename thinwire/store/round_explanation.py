@@ -134,9 +134,9 @@ def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> Rou
     if downtime_text(found) and (most is None or (most.seconds or 0.0) < max(found.missed_s, down_s(found))):
         most, reason = None, downtime_text(found)
     else:
-        reason = "no phase of it was closed" if most is None else round_timing.waited_text(found, most)
+        reason = "no phase of it was closed" if most is None else round_timing.waited_text(most)
         reason = _blamed(found, stages, reason)
-    silent = round_timing.waited_for(found, most) if most else ()
+    silent = round_timing.waited_for(most) if most else ()
     device = most.last if most and not silent else ""
     said = f"Round {found.round} took {duration(took)}: {reason}{own_part(took, own, uncounted)}."
     return RoundExplanation(found.round, took, said, device, stages, silent, uncounted=uncounted)

@@ -249,7 +249,7 @@ def phases_of(found: RoundRow, closed: Sequence[PhaseRow], assignments: Sequence
 
     `closed` and `assignments` are the round's own rows.
     """
-    reasons = {one.device: one.reason for one in assignments if one.outcome in ("failed", "dropped")}
+    reasons = {one.device: one.reason for one in assignments if one.outcome in ("failed", "dropped", "over")}
     shown = [
         Phase(
             row.phase, row.elapsed_s - row.seconds, row.seconds, True, len(row.received), row.received_bytes,
@@ -263,7 +263,7 @@ def phases_of(found: RoundRow, closed: Sequence[PhaseRow], assignments: Sequence
         seconds = None if found.seconds is None else max(0.0, found.seconds - found.missed_s - begin_s)
         lost = {device: reason for device, reason in reasons.items() if device not in before}
         if found.reason:  # the updates that its reason drops did not drop out, nor did clients that it ended for
-            ended = found.reason, f"stale: {ROUND_OVER}"
+            ended = found.reason, ROUND_OVER
             lost = {device: reason for device, reason in lost.items() if reason not in ended}
         shown.append(Phase(PHASES[len(closed)], begin_s, seconds, False, dropped=lost))
     return shown
@@ -274,22 +274,20 @@ def longest(phases: Sequence[Phase]) -> Phase | None:
     return max((one for one in phases if one.seconds is not None), key=lambda one: one.seconds or 0.0, default=None)
 
 
-def waited_for(found: RoundRow, one: Phase) -> tuple[str, ...]:
-    """Return the clients for whose message the phase waited until its deadline; none if enough vectors came before."""
-    if one.phase == "masked" and found.reason == "enough":
-        return ()
+def waited_for(one: Phase) -> tuple[str, ...]:
+    """Return the clients for whose message the phase waited until its deadline."""
     return tuple(device for device, reason in one.dropped.items() if reason.startswith("stale"))
 
 
-def waited_text(found: RoundRow, one: Phase) -> str:
+def waited_text(one: Phase) -> str:
     """Return what a phase waited for as a clause, with the clients that dropped out in it, or the last one to send."""
-    silent = waited_for(found, one)
+    silent = waited_for(one)
     said = f"the phase {one.phase} lasted {duration(one.seconds)}, waiting for {one.waits_for}"
     if silent:
         said += f" of {_names(silent)} until its deadline"
     elif one.last:
         said += f"; the last came from {one.last}"
-    late = [device for device, reason in one.dropped.items() if reason.startswith("stale") and device not in silent]
+    late = [device for device, reason in one.dropped.items() if reason == ROUND_OVER]
     if late:
         said += f"; {_names(late)} {'were' if late[1:] else 'was'} not waited for"
     if others := [device for device in one.dropped if device not in (*silent, *late)]:

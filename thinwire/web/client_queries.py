@@ -17,7 +17,7 @@ LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
 HEAT_ROUNDS = 60  # of a heat map at most: as many as the strip of rounds above it shows
 HEAT_ROWS = 200  # of a heat map at most: more clients are put together in bins
 HEAT_CELLS = 60_000  # assignments that are read for a heat map: with more clients it has fewer rounds
-# From best to worst. `over` is first: the run ended before the reply came, which no device could help.
+# From best to worst. `over` is first: the run or the round ended before the reply, which no device could help.
 OUTCOMES = (
     "over",
     "aggregated",

@@ -32,7 +32,6 @@ from thinwire.cli.params import Address
 from thinwire.core.events import (
     ENDED,
     NO_STEP,
-    OVER,
     ClientFailed,
     DeviceOffline,
     DeviceOnline,
@@ -119,7 +118,7 @@ class Reporter:
             case RoundClosed() if event.reason in NO_STEP:
                 came = "" if secret else f": {counted(len(event.aggregated) + len(event.dropped), 'update')}"
                 yield f"round {event.round} ended without a step ({event.reason}), after {event.seconds:.1f} s{came}"
-            case ClientFailed() if event.kind != OVER:
+            case ClientFailed() if not event.is_over:
                 if (fault := (run_id, event.device, event.kind, event.text)) not in self._faults:
                     self._faults.add(fault)
                     yield f"{event.device} {event.kind}{f': {event.text}' if event.text else ''}"

@@ -146,7 +146,7 @@ class Round:
                 self.instead += [f"{device} instead of {event.instead_of}"] if event.why and event.instead_of else []
             case events.StateLost():
                 self.restarted.append(f"{device} began again: its state was {event.why}")
-            case events.ClientFailed() if event.kind != events.OVER:
+            case events.ClientFailed() if not event.is_over:
                 self.failed.append(f"{device} {event.kind}")
             case events.ClientReconnected():
                 self.failed = [f"{device} was offline" if said == f"{device} offline" else said for said in self.failed]
@@ -286,7 +286,7 @@ class Teller:
     def _fault(self, event: ClientFailed) -> list[str]:
         """Return the full text of a failure, the first time only; the lines of rounds show its kind alone."""
         fault = (event.kind, event.text)
-        if event.kind in ("offline", "over") or not event.text or fault in self.faults:
+        if event.kind == "offline" or event.is_over or not event.text or fault in self.faults:
             return []
         self.faults.add(fault)
         from thinwire.reports.alerting import NON_FINITE, SMALLER_STEPS

@@ -113,7 +113,7 @@ const urgent = (rows, most) => {
   return rows.filter((u) => kept.has(u));
 };
 
-/** Whether nothing has come of an assignment: it is waited for, or the run was over first. */
+/** Whether nothing has come of an assignment: it is waited for, or the run or the round ended first. */
 const unanswered = (update) => update.outcome === "selected" || update.outcome === "over";
 
 const detail = (update, open) => {

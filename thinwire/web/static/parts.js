@@ -51,7 +51,7 @@ export const OUTCOMES = {
   "aggregated-late": ["clock", "aggregated late"],
   dropped: ["back", "dropped"],
   failed: ["cross", "failed"],
-  over: ["dash", "run over"],
+  over: ["dash", "ended first"],
   none: ["dash", "not selected"],
 };
 

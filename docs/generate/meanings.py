@@ -85,7 +85,8 @@ FAILURES = {
     "In a round with secure aggregation: no message in time for a phase. The device "
     "is selected again. For a first model ([run] init): its time is over",
     "offline": "the aggregator reports: the device is offline, or a person stopped its client",
-    "over": "the aggregator reports: the run ended before a reply to this assignment. It is no failure of the device: "
+    "over": "the aggregator reports: the run, or a round under masks, ended before a reply to this assignment. It is "
+    "no failure of the device: "
     "`failed` does not count it, and the assignment's outcome is `over`",
 }
 

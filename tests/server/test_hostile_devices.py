@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from tests.support.crashes import Killed
 from tests.support.faulty_fleet import told_of
 from tests.support.server_bench import (
@@ -22,10 +24,22 @@ from tests.support.server_bench import (
     scripted,
     work,
 )
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import TooFewClients
-from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
-from thinwire.core.fleet import Delivery
+from thinwire.core.events import (
+    ClientFailed,
+    DeviceOffline,
+    DeviceOnline,
+    Event,
+    RoundClosed,
+    RoundOpened,
+    StateLost,
+    UpdateAccepted,
+    UpdateDropped,
+)
+from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Hello
 from thinwire.core.types import Assignment, Part, Reply, ReplyHeader, UpdateId
+from thinwire.server.command_queue import CommandQueue, RecordingFleet
 from thinwire.server.state.assignment_ledger import KEPT
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import LocalLink, ScriptedDevice, SyntheticUpdates, Turn
@@ -259,3 +273,18 @@ def test_of_the_rounds_whose_replies_no_longer_count_only_those_that_are_open_ar
     past.apply(ClientFailed(0.0, 99, "b", "toy-1.50.b", "stale", "", 0.0))
     past.apply(RoundOpened(0.0, 100, 0.0, 99, "", ["a"], {}, "identity", 60.0, 1, 1))
     assert len(past.ledger.rounds) <= 5
+
+
+def test_a_device_whose_equipment_changes_with_each_hello_comes_online_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each such hello reaches the runs; as a row of the journal it would let a device fill the disk."""
+    bench = Bench(tmp_path, [scripted("a")])
+    fleet = RecordingFleet(bench.fleet, bench.store, bench.clock, CommandQueue(bench.store.commands))
+    hellos = [ClientConnected("a", Hello("a", "p1", (), {}, has=Equipment(cores=n))) for n in range(1, 6)]
+    back = [ClientDisconnected("a", "its connection is closed"), hellos[0]]
+    for arrivals in (hellos[:2], hellos[2:], back, hellos):
+        monkeypatch.setattr(bench.fleet, "poll", lambda wait_s, found=arrivals: found)
+        assert fleet.poll(0.0) == arrivals
+    kinds = [type(event) for _, event in bench.store.events(None)]
+    assert kinds == [DeviceOnline, DeviceOffline, DeviceOnline]

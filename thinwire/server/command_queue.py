@@ -187,6 +187,7 @@ class RecordingFleet:
         self.with_reserve: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.driven: Container[str] = ()  # the runs that have a driver
         self.presence = ConnectedDevices()
+        self._online = set[str]()  # devices that are recorded as online
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -227,12 +228,17 @@ class RecordingFleet:
         return recorded
 
     def _connection(self, arrival: Arrival) -> None:
-        """Record that a device connected or disconnected, if that is what arrived."""
-        if isinstance(arrival, ClientConnected):
+        """Record that a device came online or went offline, if that is what arrived.
+
+        An online device may report something new in each of its hellos, which adds no row.
+        """
+        if isinstance(arrival, ClientConnected) and arrival.device not in self._online:
             self._record(DeviceOnline(self._clock.wall(), arrival.device))
+            self._online.add(arrival.device)
         elif isinstance(arrival, ClientDisconnected):
             now = self._clock.wall()
             self._record(DeviceOffline(now, arrival.device, arrival.why, now - arrival.silent_s))
+            self._online.discard(arrival.device)
 
     def _record(self, event: DeviceOnline | DeviceOffline) -> None:
         self._store.record_device(event)

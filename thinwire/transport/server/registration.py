@@ -28,7 +28,7 @@ from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
 
-MAX_HELLOS, WITHIN_S = 60, 60.0  # registrations of one device: each may add a row to the journal
+MAX_HELLOS, WITHIN_S = 60, 60.0  # registrations of one device: each writes its row of the table of devices
 SETTLE_S = 1.0  # a registration waits this long for the previous process's connection to close
 SETTLE_STEP_S = 0.02
 SPREAD_PER_S = 100.0  # devices that may reconnect in one second after an outage of the aggregator

@@ -100,6 +100,7 @@ def test_what_is_wrong_in_the_file_and_what_was_typed_are_told_apart() -> None:
         ('[run]\ntask="d"\n[local]\nlr=nan', "[local] lr", "thinwire plan keys local"),
         ('[run]\ntask="../x"\n[local]\nlr=1', "[run] task = '../x' is not valid", "thinwire plan keys run"),
         ('[run]\ntask="d"\n[local]\nlr=1\n[cohort]\nclients="most"', "[cohort] clients = 'most'", "plan keys cohort"),
+        (f'[run]\ntask="d"\n[local]\nlr=1\n[uplink]\nladder={["int8"] * 33}', "[uplink] ladder", "plan keys uplink"),
         ("[run", "is not TOML", 'key = "value"'),
     ],
 )

@@ -198,6 +198,7 @@ IDENTITY = "identity"  # the codec that sends the values as they are
 DGC = "dgc"
 DGC_MOMENTUM = 0.9
 DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
+MAX_RUNGS = 32  # of a codec ladder: a check encodes with each, 8 ms, and plans come from others
 
 
 class UplinkSection(Section):
@@ -220,6 +221,7 @@ class UplinkSection(Section):
     warmup: Warmup | None = Field(default=None, description="larger ratios for the first rounds")
     ladder: list[Spec] = Field(
         default=[],
+        max_length=MAX_RUNGS,
         description="codecs, least compressed first: each device gets the first that its link carries in time",
     )
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.crashes import Fate, each_death
 from tests.support.several_runs import Site, steady
-from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
+from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
 from thinwire.server import command_queue
-from thinwire.store import RunRow, Store
+from thinwire.store import RunOrder, RunRow, Store
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +119,49 @@ def test_a_reply_that_waits_for_a_paused_run_costs_no_read_at_each_poll(
     site.store.commands.add("stop-run", run_id)
     site.serve(seconds=30.0)
     assert not site.fleet.spool.headers()
+
+
+def lives(folder: Path, fate: Fate) -> tuple[Site, range]:
+    """Two runs, of which one is paused in its round and then resumed; return the places from one order to the other."""
+    site, ordered = Site(folder, steady({"a": 1.0, "b": 1.4, "c": 5.0}), fate), list[int]()
+    paused, _ = site.submit(), site.submit(run={"seed": 1, "priority": 2.0}, cohort={"clients": 2})
+
+    def on_event(of: str, event: Event) -> None:
+        if of == paused and isinstance(event, UpdateAccepted) and event.round == 2 and not ordered:
+            site.store.order("pause", paused)
+            ordered.append(len(fate.places) + 1)
+
+    site.on_event = on_event
+    site.serve(seconds=60.0)
+    assert [site.store.run(run_id).status for run_id in site.runs] == ["paused", "done"]
+    assert site.store.run(paused).rounds_closed == site.store.round_count(paused)[0] == 2, "a paused run has no round"
+    site.store.order("resume", paused)
+    ordered.append(len(fate.places) + 1)
+    site.serve()
+    return site, range(*ordered)
+
+
+def test_a_crash_at_each_commit_of_a_run_that_is_paused_in_its_round_changes_nothing(tmp_path: Path) -> None:
+    site, since = lives(tmp_path / "undisturbed", fate := Fate())
+    results = [site.result(run_id) for run_id in site.runs]
+    commits = [at for at in since if fate.places[at - 1] == "commit"]
+
+    def check(lived: tuple[Site, range], where: str) -> None:
+        assert [lived[0].result(run_id) for run_id in site.runs] == results, where
+
+    assert each_death(tmp_path, commits, lives, check) == len(commits) > 5
+
+
+@pytest.mark.parametrize(("verb", "status"), [("pause", "paused"), ("stop-after-round", "stopped")])
+def test_a_run_that_must_wait_for_its_turn_after_a_restart_ends_its_open_round_first(
+    tmp_path: Path, verb: RunOrder, status: str
+) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("abcd", 10.0)))
+    _, run_id = (site.submit(run={"seed": seed}, cohort={"clients": 2}) for seed in range(2))
+    site.serve(seconds=5.0)
+    assert site.store.open_rounds(run_id, 1, 1), "both runs have an open round when the service dies"
+    site.store.order(verb, run_id)
+    site.serve(seconds=100.0, memory_bytes=1)
+    assert site.store.run(run_id).status == status
+    assert [(event.round, event.reason) for event in site.events(run_id, RoundClosed)] == [(1, "all")]
+    assert not site.store.commands.pending()

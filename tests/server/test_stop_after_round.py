@@ -56,7 +56,7 @@ def test_the_order_survives_a_restart_in_the_middle_of_the_round(tmp_path: Path)
     assert closings(site, run_id) == [(1, "all")]
 
 
-def test_a_run_that_is_queued_or_paused_has_no_round_and_stops_at_once(tmp_path: Path) -> None:
+def test_a_run_that_is_paused_or_has_not_begun_has_no_round_and_stops_at_once(tmp_path: Path) -> None:
     site = Site(tmp_path, steady({"a": 1.0}))
     first, queued = site.submit(run={"rounds": 4}), site.submit(run={"seed": 1})
     site.store.order("stop-after-round", queued)

@@ -274,10 +274,18 @@ class RecordingFleet:
             row = self._store.run(run_id)
             others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
             others |= kind == EVALUATED  # the run's driver records it, once it has one
-            others |= kind == "stop-after-round" and row.status in ("running", "waiting")  # a round may be open
+            others |= kind in ("stop-after-round", "pause-run") and self._ends_a_round(row)
             if row.status in ENDED or not others:  # else another process or a driver carries it out
                 self._change(kind, row)
                 self._orders.done(order, {})
+
+    def _ends_a_round(self, row: RunRow) -> bool:
+        """Return True if the run has an open round, or its last evaluation is due: once it has a driver, that ends it.
+
+        A restart may leave such a run without a driver, because it no longer fits in beside the others.
+        """
+        opened, _ = self._store.round_count(row.run_id)
+        return row.status != "paused" and (opened > row.rounds_closed or row.version >= row.rounds_total)
 
     def _change(self, kind: str, row: RunRow) -> None:
         """Stop, pause or resume a run without a driver; one that is over stays as it is."""

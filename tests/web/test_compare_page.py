@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
+from tests.support.api_answers import Told
 from tests.support.browsing import Open, axe_in_both, overflow
 from tests.support.filled_store import finish, new_run
 from tests.support.serving import Shown
 from tests.web.test_run_list import some
 from thinwire.cli.main import main
+from thinwire.core.formatting import size
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 
@@ -49,6 +54,28 @@ def test_the_api_and_the_command_line_tell_the_same(
     assert printed.pop("group") is None
     told.pop("curves")
     assert told == printed
+
+
+def test_a_run_is_as_far_and_has_sent_as_much_on_each_page_and_the_command_line(
+    told: Told, store: Store, served: Shown, look: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twelve rounds closed, of which one made no step."""
+    row = store.run(told.run_id)
+    assert (row.rounds_total, row.rounds_closed, row.version) == (12, 12, 11)
+    home = AggregatorHome.under(tmp_path / "home")
+    shutil.copy(store.url.removeprefix("sqlite:///"), home.database)
+    main(["runs", "list", "--home", str(home.root.parent)])
+    assert {"11/12", size(row.payload_up).replace(" ", "")} <= {*capsys.readouterr().out.replace(" kB", "kB").split()}
+    made, page = re.compile(r"^11 / 12\s*1 without a step$"), look(served.url)
+    for address in ("", f"compare?runs={row.run_id}"):
+        page.goto(f"{served.url}/{address}")
+        line = page.get_by_role("row").filter(has=page.get_by_role("link", name=row.run_id))
+        expect(line.locator("td[data-label=Rounds]")).to_have_text(made)
+        expect(line.locator("td[data-label='Payload up']")).to_have_text(size(row.payload_up))
+    page.goto(f"{served.url}/runs/{row.run_id}")
+    expect(page.locator(".figures div").filter(has_text="rounds").locator("dd")).to_have_text(made)
+    expect(page.locator("#bytes .way").first.locator(".value").nth(1)).to_have_text(size(row.payload_up))
+    expect(page.locator(".sentence")).to_contain_text("Done: 11 rounds")
 
 
 def of_store(store: Store) -> TestClient:

@@ -21,7 +21,7 @@ from thinwire.store import Condition, Store
 from thinwire.web.app import create_app
 from thinwire.web.settings import Settings
 
-RUN, SORTS = "runs/digits-1", "number run_id task status rounds best bytes seconds started disk"
+RUN, SORTS = "runs/digits-1", "number run_id task status rounds best payload_up seconds started disk"
 READS = (
     "runs", RUN, f"{RUN}/view?client=0", f"{RUN}/view?since=30&client=3", f"{RUN}/rounds?from=3", f"{RUN}/rounds/4",
     f"{RUN}/rounds/12", f"{RUN}/lines?from=2&to=9", f"{RUN}/updates?round=4", f"{RUN}/updates",

@@ -118,4 +118,4 @@ def test_an_open_page_gets_the_plan_of_more_rounds(told: Told, served: Any, look
         told.run_id, [RunExtended(now, 40, 12, row.version, 13, plan), RunStatusChanged(now, "queued", "")]
     )
     expect(page.locator("#plan")).to_contain_text("rounds40")
-    expect(page.get_by_role("progressbar", name="Steps made")).to_have_attribute("aria-valuemax", "40")
+    expect(page.get_by_role("progressbar", name="Rounds made")).to_have_attribute("aria-valuemax", "40")

@@ -289,7 +289,8 @@ class RecordingFleet:
 
     def _change(self, kind: str, row: RunRow) -> None:
         """Stop, pause or resume a run without a driver; one that is over stays as it is."""
-        begun = f"after {counted(row.rounds_closed, 'round')}" if row.rounds_closed else "before it began"
+        made = f"after {row.version} of {counted(row.rounds_total, 'round')}"
+        begun = made if row.rounds_closed else "before it began"
         now, run_id = self._clock.wall(), row.run_id
         if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
             close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Select, Text, cast, func, or_, select
 from thinwire.store.database import Database
 from thinwire.store.tables import Client, Run
 
-SortKey = Literal["number", "run_id", "task", "status", "rounds", "best", "bytes", "seconds", "started"]
+SortKey = Literal["number", "run_id", "task", "status", "rounds", "best", "payload_up", "seconds", "started"]
 ClientKey = Literal[
     "device", "last_outcome", "selected", "aggregated", "late", "dropped", "failed", "payload_up", "payload_down",
     "wire_up", "wire_down",
@@ -81,7 +81,7 @@ def _order(sort: str) -> ColumnElement[object]:
     own = Run.c
     expressions: dict[str, ColumnElement[object]] = {
         "number": own.number, "run_id": own.run_id, "task": own.task, "status": own.status,
-        "rounds": own.rounds_closed, "best": own.best_value, "bytes": own.payload_up + own.payload_down,
+        "rounds": own.version, "best": own.best_value, "payload_up": own.payload_up,
         "seconds": own.finished_at - own.started_at, "started": own.started_at,
     }  # fmt: skip
     return expressions[sort]

@@ -29,7 +29,10 @@ MAX_LINES: Final = 10_000  # of a CSV
 
 
 class RunLine(Answer):
-    """Holds a line of the table of runs; `best` is the best value of the plan's `metric`; without one, the latest."""
+    """Holds a line of the table of runs; `best` is the best value of the plan's `metric`; without one, the latest.
+
+    `version` of `rounds_total` rounds made a step. `rounds_closed` also counts the rounds that closed without one.
+    """
 
     run_id: str
     name: str = ""

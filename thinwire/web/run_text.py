@@ -41,10 +41,11 @@ def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "
         case "done":
             return _stop("Done: " + ", ".join([_made(run), *_quality(run), *_smaller(run)]))
         case "failed":
-            when = f"after {_rounds(run.rounds_closed)}" if run.rounds_closed else "before the first round"
+            made = f"after {run.version} of {_rounds(run.rounds_total)}"
+            when = made if run.rounds_closed else "before the first round"
             return _stop(f"Failed {when}: {run.status_text}")
         case "stopped":
-            return _stop(_capital(run.status_text or f"stopped after {_rounds(run.rounds_closed)}"))
+            return _stop(_capital(run.status_text or f"stopped after {run.version} of {_rounds(run.rounds_total)}"))
 
 
 def _running(run: RunRow, open_round: RoundRow | None) -> str:

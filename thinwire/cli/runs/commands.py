@@ -89,7 +89,7 @@ def _show_deleted(row: RunRow, json: bool) -> None:
         left = {"run_id": row.run_id, "status": "deleted", "task": row.task, "plan_digest": digest_of(row.plan)}
         console.document(left | {"deleted_by": row.deleted_by, "deleted_at": row.deleted_at, "was": row.status})
         return
-    after = formatting.counted(row.rounds_closed, "round")
+    after = f"{row.version} of {formatting.counted(row.rounds_total, 'round')}"
     console.line(f"{row.run_id} was {deleted_text(row)}; it was {row.status} after {after}")
     console.line(f"plan    digest {digest_of(row.plan)}")
 

@@ -283,18 +283,23 @@ def _table(rows: Sequence[RunRow]) -> None:
     console.table(header, cells, right=header[2:6])
 
 
+def _made(row: RunRow) -> str:
+    """Format how many rounds made a step, of those of the plan; a round that closed without one does not count."""
+    return f"{row.version}/{row.rounds_total}"
+
+
 def _deleted_row(row: RunRow) -> tuple[str, ...]:
     """Return the cells of what is left of a deleted run."""
     from thinwire.store.queries import deleted_text
 
-    return row.run_id, f"{row.rounds_closed}/{row.rounds_total}", deleted_text(row)
+    return row.run_id, _made(row), deleted_text(row)
 
 
 def _row(row: RunRow) -> tuple[str, ...]:
     """Return the cells of a run in the list."""
-    done = f"{row.rounds_closed}/{row.rounds_total}"
     accuracy, loss = formatting.figure(row.decisive.get("accuracy")), formatting.figure(row.decisive.get("loss"))
-    return row.run_id, row.status, done, accuracy, loss, formatting.size(row.payload_up), console.ago(row.created_at)
+    sent, begun = formatting.size(row.payload_up), console.ago(row.created_at)
+    return row.run_id, row.status, _made(row), accuracy, loss, sent, begun
 
 
 def note_halted(rows: Sequence[RunRow], home: Path | None) -> None:

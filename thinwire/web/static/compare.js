@@ -5,7 +5,7 @@ import { bytes, metric, ratio, seconds } from "./format.js";
 import { Gone } from "./frame.js";
 import { AXES } from "./learning.js";
 import { useReading } from "./live.js";
-import { Command, Icon, Refusal, Section, Status, Switch, Table } from "./parts.js";
+import { Command, Icon, Made, Refusal, Section, Status, Switch, Table } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 import { Mark, RunChart, valueAt } from "./runchart.js";
 
@@ -92,8 +92,8 @@ const Figures = ({ label, rows, name, placeOf }) => html`
     { title: "Status", cell: (r) => html`<${Status} status=${r.status} />` },
     { title: name, right: true, cell: (r) => metric(r.value) },
     { title: "Best", right: true, cell: (r) => (r.best_value === null ? "–" : html`<span>${metric(r.best_value)}<small class="below">${r.best_metric}</small></span>`) },
-    { title: "Rounds", right: true, cell: (r) => html`<span>${r.rounds_closed}<small> / ${r.rounds_total}</small></span>` },
-    { title: "Time", right: true, cell: (r) => seconds(r.seconds) },
+    { title: "Rounds", right: true, cell: (r) => html`<${Made} run=${r} />` },
+    { title: "Time in rounds", right: true, cell: (r) => seconds(r.seconds) },
     { title: "Payload up", right: true, cell: (r) => bytes(r.payload_up) },
     { title: "Less than dense", right: true, cell: (r) => ratio(r.dense_up, r.payload_up) },
     { title: "Payload down", right: true, cell: (r) => bytes(r.payload_down) },

@@ -1,5 +1,6 @@
 // Small pieces that every page uses.
 import { DROPS, html, useEffect, useRef, useState } from "./dom.js";
+import { count } from "./format.js";
 
 const PATHS = {
   check: "M3.5 8.5l3 3 6-7",
@@ -43,6 +44,12 @@ const STATUS = {
 
 export const Status = ({ status }) => html`
   <span class=${`status is-${status}`}><${Icon} name=${STATUS[status] || "dots"} />${status}</span>`;
+
+/** How many rounds made a step, of those of the plan; a round that closed without one is beside. */
+export const Made = ({ run }) => {
+  const lost = run.rounds_closed - run.version;
+  return html`<span>${count(run.version)}<small> / ${count(run.rounds_total)}</small>${lost > 0 ? html`<small class="below">${count(lost)} without a step</small>` : ""}</span>`;
+};
 
 export const OUTCOMES = {
   selected: ["dots", "selected"],

@@ -11,7 +11,7 @@ import { Journal } from "./journal.js";
 import { Learning } from "./learning.js";
 import { Models } from "./models.js";
 import { stoodStill, useReading, useTime } from "./live.js";
-import { Command, Icon, Refusal, Section, Status, Table } from "./parts.js";
+import { Command, Icon, Made, Refusal, Section, Status, Table } from "./parts.js";
 import { Privacy } from "./privacy.js";
 import { useQuery } from "./query.js";
 import { Rounds } from "./rounds.js";
@@ -91,7 +91,7 @@ const Head = ({ run, lines, still, gone }) => {
     ${lines.length || ENDED.includes(run.status) ? html`<dl class="figures">
       ${measures(run) && figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
       ${"accuracy" in run.metrics && figure("loss", run)}
-      <div><dt>steps made</dt><dd>${run.version}<small> of ${run.rounds_total}</small></dd></div>
+      <div><dt>rounds</dt><dd><${Made} run=${run} /></dd></div>
       <div><dt>time</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
       <div><dt>sent up, payload</dt><dd>${times(run.dense_up, run.payload_up)}</dd></div>
       <div><dt>sent up, wire</dt><dd>${run.wire_up !== null && run.wire_up < run.payload_up ? wired(run.wire_up, run.payload_up) : times(run.dense_up, run.wire_up)}</dd></div>
@@ -118,7 +118,7 @@ const Progress = ({ run, open, now }) => {
   const said = !open ? "" : buffered ? `round ${open.round}: ${since}` : `round ${open.round}: ${answered}${since}, deadline ${seconds(open.deadline_s)}`;
   return html`
     <div class="progress">
-      <div class="meter" role="progressbar" aria-label="Steps made" aria-valuenow=${run.version} aria-valuemin="0" aria-valuemax=${run.rounds_total}>
+      <div class="meter" role="progressbar" aria-label="Rounds made" aria-valuenow=${run.version} aria-valuemin="0" aria-valuemax=${run.rounds_total}>
         <i style=${{ width: `${share}%` }}></i></div>
       <span class="faint">${[said, left && `about ${seconds(left)} left`].filter(Boolean).join("; ")}</span>
     </div>`;

@@ -6,7 +6,7 @@ import { ago, bytes, count, metric, plural, seconds, when } from "./format.js";
 import { Gone } from "./frame.js";
 import { Pager } from "./lines.js";
 import { serverNow, useReading } from "./live.js";
-import { Command, Heading, Icon, Refusal, Section, Status } from "./parts.js";
+import { Command, Heading, Icon, Made, Refusal, Section, Status } from "./parts.js";
 import { useQuery } from "./query.js";
 
 const PAGE = 50;
@@ -132,9 +132,9 @@ const Picked = ({ picked, clear }) => html`
 const COLUMNS = [
   { key: "status", title: "Status", cell: (r) => html`<${Status} status=${r.status} />` },
   { key: "task", title: "Task", cell: (r) => html`<span>${r.task}${r.source === "sim" ? html`<small class="below">simulated</small>` : ""}</span>` },
-  { key: "rounds", title: "Rounds", right: true, falling: true, cell: (r) => html`<span>${count(r.rounds_closed)}<small> / ${count(r.rounds_total)}</small></span>` },
+  { key: "rounds", title: "Rounds", right: true, falling: true, cell: (r) => html`<${Made} run=${r} />` },
   { key: "best", title: "Best", right: true, falling: true, cell: (r) => (r.best === null ? "–" : html`<span>${metric(r.best)}<small class="below">${r.metric}</small></span>`) },
-  { key: "bytes", title: "Payload", right: true, falling: true, cell: (r) => bytes(r.payload_up + r.payload_down) },
+  { key: "payload_up", title: "Payload up", right: true, falling: true, cell: (r) => bytes(r.payload_up) },
   { key: "seconds", title: "Time", right: true, falling: true, cell: (r) => (r.seconds === null && r.started_at && !r.finished_at ? seconds(Math.max(0, serverNow() - r.started_at)) : seconds(r.seconds)) },
   { key: "started", title: "Started", right: true, falling: true, cell: (r) => when(r.started_at, serverNow()) },
   { key: "disk", title: "Disk", right: true, falling: true, cell: (r) => bytes(r.disk_bytes) },

@@ -48,7 +48,7 @@ def conditions(store: Store, around: Surroundings, wanted: AlertSettings) -> tup
     if around.down_since is not None:
         return found, frozenset(OF_RUNS)
     for run in store.line():
-        rounds = _latest(store, run)
+        rounds = _latest(store, run)[-LATEST:]
         found += of_run(run, rounds, _diverged(store, run, rounds), around.now, wanted)
     return found, frozenset()
 
@@ -60,16 +60,19 @@ def divergence(store: Store, run: RunRow) -> str:
     """
     if run.status not in ("running", "failed"):
         return ""
-    rounds = _latest(store, run)
+    latest = _latest(store, run)
+    rounds = latest[-LATEST:]
     count = _diverged(store, run, rounds)
-    said = _not_finite(count, rounds) if count else _higher_loss(store, run)
+    said = _not_finite(count, rounds) if count else _higher_loss(store, run, latest)
     verb = "diverges" if run.status == "running" else "diverged"
     return f"Training {verb}: {said}; try {SMALLER_STEPS}." if said else ""
 
 
 def _latest(store: Store, run: RunRow) -> list[RoundRow]:
-    """Return the latest closed rounds of a run, oldest first."""
-    latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST + 1), run.rounds_closed)
+    """Return the latest closed rounds of a run, oldest first: one more than are looked at, as the last model may not be
+    measured yet.
+    """
+    latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST), run.rounds_closed)
     return [one for one in latest if one.closed_at is not None]
 
 
@@ -77,17 +80,16 @@ def _not_finite(count: int, rounds: list[RoundRow]) -> str:
     return f"{counted(count, 'update')} of the last {counted(len(rounds), 'round')} held NaN or infinity"
 
 
-def _higher_loss(store: Store, run: RunRow) -> str:
+def _higher_loss(store: Store, run: RunRow, latest: list[RoundRow]) -> str:
     """Return a phrase if each of the latest models has a clearly higher loss than the first one; else ""."""
-    closed = run.rounds_closed
-    if closed <= 2 * LATEST:
+    measured = [one for one in latest if LOSS in one.metrics][-LATEST:]
+    if run.rounds_closed <= 2 * LATEST or len(measured) < LATEST:
         return ""
-    latest = [one for one in store.rounds(run.run_id, closed - LATEST, closed) if LOSS in one.metrics][-LATEST:]
     begin = next((one for one in store.rounds(run.run_id, 1, LATEST) if LOSS in one.metrics), None)
-    if begin is None or len(latest) < LATEST:
+    if begin is None:
         return ""
-    first, last = begin.metrics[LOSS], latest[-1]
-    if min(one.metrics[LOSS] for one in latest) <= first + HIGHER * abs(first):
+    first, last = begin.metrics[LOSS], measured[-1]
+    if min(one.metrics[LOSS] for one in measured) <= first + HIGHER * abs(first):
         return ""
     after = f"{figure(last.metrics[LOSS])} after round {last.round}"
     return f"the loss was {figure(first)} after round {begin.round}, and is {after}"

@@ -116,12 +116,9 @@ class RunQueries:
 
     def round_count(self, run_id: str) -> tuple[int, int]:
         """Return how many rounds a run has opened, and the number of the last transaction that changed one."""
-        wanted = [
-            select(func.max(column)).where(Round.c.run_id == run_id) for column in (Round.c.round, Round.c.changed)
-        ]
         with self._database.reading() as connection:
-            opened, changed = (int(connection.scalar(one) or 0) for one in wanted)
-        return opened, changed
+            opened, changed = connection.execute(_COUNT, {"the_run": run_id}).one()
+        return int(opened or 0), int(changed or 0)
 
     def open_rounds(self, run_id: str, first: int, last: int) -> list[int]:
         """Return the numbers of the open rounds from `first` to `last`."""
@@ -259,10 +256,13 @@ class RunQueries:
         """Return those of these devices that take no part in a run, by name."""
         return sorted({*names}.difference(self.client_names(run_id))) if names else []
 
-    def offline(self) -> set[str]:
-        """Return the names of the devices that are offline."""
+    def offline(self, names: Sequence[str] | None = None) -> dict[str, float | None]:
+        """Return the devices that are offline, all or those of these names, with the moment of their last request."""
+        wanted = select(Device.c.name, Device.c.seen_at, Device.c.last_seen_at).where(Device.c.online.is_(False))
+        if names is not None:
+            wanted = wanted.where(Device.c.name.in_(names))
         with self._database.reading() as connection:
-            return set(connection.scalars(select(Device.c.name).where(Device.c.online.is_(False))))
+            return {name: max(filter(None, heard), default=None) for name, *heard in connection.execute(wanted)}
 
     def online_since(self) -> dict[str, float]:
         """Return the devices that are online, with the moment of their registration, infinity if it is unknown."""
@@ -366,6 +366,8 @@ _ACCEPTED = (Update.c.run_id == Round.c.run_id) & (Update.c.round == Round.c.rou
 _ARRIVED = select(func.count()).where(_ACCEPTED).scalar_subquery()
 _ROUNDS = columns_of(Round, RoundRow, arrived=case((Round.c.reason == "", _ARRIVED), else_=0))
 _RUN = columns_of(Run, RunRow).where(Run.c.run_id == bindparam("the_run"))
+_OF_RUN = Round.c.run_id == bindparam("the_run")  # of each column by itself: then an index has the largest value
+_COUNT = select(*(select(func.max(one)).where(_OF_RUN).scalar_subquery() for one in (Round.c.round, Round.c.changed)))
 _IDS = select(Run.c.run_id, Run.c.status).where(Run.c.deleted_at.is_(None)).order_by(Run.c.number)
 
 

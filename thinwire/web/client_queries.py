@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, cast
 from thinwire.core.events import ENDED
 from thinwire.reports import secure_rounds
 from thinwire.reports.reason_text import sentence
-from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, WorkRow
+from thinwire.store import ClientRow, RoundRow, RunRow, Store, WorkRow
 from thinwire.store.run_list import ClientKey
 from thinwire.web import round_schemas, schemas
 
@@ -44,7 +44,7 @@ class Clients:
         """
         store = self._store
         taking_part, selected = store.client_count(row.run_id)
-        rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
+        rounds = store.rounds(row.run_id, row.rounds_closed)
         newest = rounds[-1] if rounds else None
         reasons = {} if newest is None or row.status in ENDED else self._reasons(row, newest)
         absent = store.not_in_run(row.run_id, list(reasons))
@@ -60,7 +60,7 @@ class Clients:
             names = [one.device for one in clients] + shown_absent
         wanted = None if count is None else names
         latest = store.latest_work(row.run_id, _since(newest), wanted)
-        shown = client_states(row, newest, latest, clients, store.devices(wanted), reasons, shown_absent)
+        shown = client_states(row, newest, latest, clients, store.offline(wanted), reasons, shown_absent)
         by_name = {one.device: one for one in shown}
         return schemas.Clients(
             total=taking_part + len(absent), selected=selected, first=first,
@@ -155,28 +155,28 @@ def client_states(
     newest: RoundRow | None,
     latest: Sequence[WorkRow],
     clients: Sequence[ClientRow],
-    devices: Sequence[DeviceInfo],
+    offline: Mapping[str, float | None],
     not_selected: Mapping[str, str],
     absent: Sequence[str],
 ) -> list[schemas.Client]:
     """Return these `clients`, then the `absent` ones, which never had an assignment.
 
     `latest` are the assignments of the latest rounds, oldest first. A client's state follows from its latest assignment
-    and from its device's connection. `not_selected` has the reasons of the latest round.
+    and from its device's connection: `offline` has the moment at which each offline device was last heard.
+    `not_selected` has the reasons of the latest round.
     """
-    known, hidden = {info.row.name: info for info in devices}, secure_rounds.why_not_known(run)
-    working = at_work(run, newest, latest)
+    working, hidden = at_work(run, newest, latest), secure_rounds.why_not_known(run)
     examples = {one.device: one.examples for one in latest if one.examples}
     ratios = {one.device: one.residual_ratio for one in latest if one.residual_ratio is not None}
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
             residual_ratio=ratios.get(row.device), not_known=hidden,
-            **_now(run, working.get(row.device), known.get(row.device), not_selected.get(row.device)),
+            **_now(run, row.device, offline, working.get(row.device), not_selected.get(row.device)),
         )
         for row in clients
     ]  # fmt: skip
-    return shown + [_never_selected(name, run, known.get(name), not_selected) for name in absent]
+    return shown + [_never_selected(name, run, offline, not_selected) for name in absent]
 
 
 def at_work(run: RunRow, newest: RoundRow | None, latest: Sequence[WorkRow]) -> dict[str, WorkRow]:
@@ -195,23 +195,25 @@ _COUNTS = (
 )  # fmt: skip
 
 
-def _never_selected(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[str, str]) -> schemas.Client:
+def _never_selected(
+    name: str, run: RunRow, offline: Mapping[str, float | None], why: Mapping[str, str]
+) -> schemas.Client:
     """Return a client that was never selected, with the reason."""
     return schemas.Client(
         device=name, selected=0, arrived=0, aggregated_count=0, late=0, dropped=0, failed=0, examples=0,
-        last_outcome="",
-        last_at=None, payload_up=0, payload_down=0, wire_up=None, wire_down=None, **_now(run, None, info, why[name]),
+        last_outcome="", last_at=None, payload_up=0, payload_down=0, wire_up=None, wire_down=None,
+        **_now(run, name, offline, None, why[name]),
     )  # fmt: skip
 
 
 def _now(
-    run: RunRow, assignment: WorkRow | None, info: DeviceInfo | None, not_selected: str | None
+    run: RunRow, name: str, offline: Mapping[str, float | None], assignment: WorkRow | None, not_selected: str | None
 ) -> dict[str, object]:
     """Return a client's `state` as one word, with `state_text` for reading."""
-    state = _state(run, assignment, info is not None and not info.online, not_selected)
+    state = _state(run, assignment, name in offline, not_selected)
     text, since = state, None
-    if state == "offline" and info is not None:
-        since = info.last_seen_at
+    if state == "offline":
+        since = offline[name]
     elif state == "arrived" and assignment is not None:
         text = f"round {assignment.round} is being aggregated"
     elif state == "working" and assignment is not None:

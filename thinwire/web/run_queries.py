@@ -78,9 +78,8 @@ class Reader:
         sampling every view is whole: the number of changes would tell how many clients were sampled.
         """
         store, row = self._store, self._store.run(name)
-        opened, change = (
-            (store.round_count(row.run_id)[0], 0) if is_sampled(row.plan) else store.round_count(row.run_id)
-        )
+        opened, newest = store.round_count(row.run_id)
+        change = 0 if is_sampled(row.plan) else newest
         since = min(since, change)
         changed = store.rounds(row.run_id, changed_after=since, limit=MAX_CHANGED + 1) if since else []
         whole = not since or len(changed) > MAX_CHANGED
@@ -92,7 +91,7 @@ class Reader:
             lines=[_line(one, row, spent) for one in rounds],
             points=list(map(_point, store.points(row.run_id, POINTS) if whole else ())),
             spent=_spent_points(spent) if whole else [],
-            round=self._round_page(row, number, 0 if whole or held != number else since) if number else None,
+            round=self._round_page(row, number, 0 if whole or held != number else since, newest) if number else None,
             clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS, sort, down),
             worst=self._worst(row) if whole or any(one.reason for one in changed) else None,
         )  # fmt: skip
@@ -115,14 +114,15 @@ class Reader:
 
         With `since` the result has only the assignments that changed after this change, unless the times of all do.
         """
-        return self._round_page(self._store.run(name), number, since)
-
-    def _round_page(self, row: RunRow, number: int, since: int) -> round_schemas.RoundPage:
-        store = self._store
-        opened, change = store.round_count(row.run_id)
-        rounds = store.rounds(row.run_id, number - 1, number)
-        if not rounds or rounds[-1].round != number:
+        row = self._store.run(name)
+        opened, newest = self._store.round_count(row.run_id)
+        if number > opened:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {opened}")
+        return self._round_page(row, number, since, newest)
+
+    def _round_page(self, row: RunRow, number: int, since: int, change: int) -> round_schemas.RoundPage:
+        store = self._store
+        rounds = store.rounds(row.run_id, number - 1, number)
         found = rounds[-1]
         since = 0 if found.downtimes or overlaps(row) else since
         own, hidden = store.updates(row.run_id, number, changed_after=since), secure_rounds.why_not_known(row)
@@ -270,22 +270,15 @@ def update(
         opened_at = selected.opened_at if selected else row.assigned_at or 0.0
     downtimes = selected.downtimes if selected else ()
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
-    own = {name: vars(row)[name] for name in OF_UPDATES}
-    own |= {name: sentence(own[name]) for name in ("selection_reason", "work_reason")}
-    own |= {name: own[name] or None for name in ("examples", "steps")}  # a reply that tells none has 0
-    return round_schemas.Update.model_construct(  # its values are checked already, and a round may have hundreds
-        **own, not_known=hidden,
-        codec=selected.codecs.get(row.device, selected.codec) if selected else "",
-        codec_reason=sentence(selected.codec_reasons.get(row.device, ())) if selected else "",
-        stretches=[
-            round_schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
-            for one in (stretches(row, downtimes) if known else [])
-            if one.stage != "downtime"  # drawn once, behind all devices
-        ],
-    )  # fmt: skip
-
-
-OF_UPDATES = [name for name in round_schemas.Update.model_fields if name in UpdateRow.__dataclass_fields__]
+    drawn = [
+        {"stage": one.stage, "begin_s": round(one.begin_s - opened_at, 4), "end_s": round(one.end_s - opened_at, 4)}
+        for one in (stretches(row, downtimes) if known else [])
+        if one.stage != "downtime"  # drawn once, behind all devices
+    ]
+    codec = selected.codecs.get(row.device, selected.codec) if selected else ""
+    reason = sentence(selected.codec_reasons.get(row.device, ())) if selected else ""
+    more = {"not_known": hidden, "codec": codec, "codec_reason": reason, "stretches": drawn}
+    return round_schemas.Update(**vars(row), **more)
 
 
 def _went(took: RoundExplanation | None) -> dict[str, Any]:
@@ -341,9 +334,8 @@ def _round(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.Round:
 
 def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
     """Return a round as a line of a table."""
-    own = {name: getattr(row, name) for name in round_schemas.RoundLine.model_fields if hasattr(row, name)}
-    own |= {**_sums(row, run), **_epsilons(row.round, spent), **_drawn(row)}
-    return round_schemas.RoundLine(**{**own, "selected": len(row.selected)}, closing=closing(row, _least(row, run)))
+    own = {**vars(row), **_sums(row, run), **_epsilons(row.round, spent), **_drawn(row), "selected": len(row.selected)}
+    return round_schemas.RoundLine(**own, closing=closing(row, _least(row, run)))
 
 
 def _point(row: PointRow) -> round_schemas.CurvePoint:

@@ -308,3 +308,18 @@ def test_the_dashboard_names_the_stages_as_the_command_line_does():
     drawn = re.search(r"STAGES = (\[.*?\])", (STATIC / "gantt.js").read_text())
     assert drawn is not None
     assert set(json.loads(drawn[1])) == {*ALONG, UNACCOUNTED}
+
+
+def test_a_run_is_read_once_with_its_page_and_then_only_its_changes(run: Told, served: Shown, look: Open):
+    page, reads = look(served.url), list[str]()
+    page.on("request", lambda request: reads.append(request.url) if "/view?" in request.url else None)
+    page.goto(f"{served.url}/runs/{run.run_id}")
+    expect(page.locator("#rounds h2")).to_have_text("Round 1")
+    begun = page.locator("link[rel=preload]").get_attribute("href") or ""
+    run.quiet_round()
+    expect(page.locator("#rounds h2")).to_have_text("Round 2")
+    assert [url.removeprefix(served.url) for url in reads[:1]] == [begun.removeprefix("..")]
+    assert (len(reads), "since=0" in reads[1]) == (2, False), reads
+    page.goto(f"{served.url}/runs/{run.run_id}?round=1")
+    expect(page.locator("#rounds h2")).to_have_text("Round 1")
+    assert page.locator("link[rel=preload]").count() == 0, "the first read depends on what is chosen"

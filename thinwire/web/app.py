@@ -53,6 +53,7 @@ ROUTERS = (  # in the order in which a path is looked up, and in which the OpenA
     pages,
 )  # fmt: skip
 ZIPPED_BYTES = 1000  # least size of a compressed response: a smaller one fits into one packet anyway
+FIRST_VIEW = "since=0&round=0&held=0&client=0&sort=device&down=false"  # as static/view.js and clients.js write it
 ZIP_LEVEL = 5  # of 1 to 9: from 6 on the time doubles for 2 %
 
 
@@ -81,14 +82,15 @@ def device_page(request: Request, settings: SettingsDep, name: DeviceName) -> Re
 
 
 @pages.get("/runs/{run_id}")
-def run_page(request: Request, settings: SettingsDep, run_id: RunId) -> Response:  # noqa: ARG001 - read by JavaScript
-    """Return the HTML of a run's page."""
-    return _shell(request, 1, settings)
+def run_page(request: Request, settings: SettingsDep, run_id: RunId) -> Response:
+    """Return the HTML of a run's page; without a choice in its address the browser begins the first read with it."""
+    return _shell(request, 1, settings, "" if request.url.query else f"runs/{run_id}/view?{FIRST_VIEW}")
 
 
-def _shell(request: Request, depth: int, settings: Settings) -> Response:
+def _shell(request: Request, depth: int, settings: Settings, first: str = "") -> Response:
+    """Return the HTML with the status as it is now: its script reads again only what changes after it."""
     files = script(STATIC).name, styles(STATIC).name
-    return shell(visitor(request).person, depth, settings.home_option, *files)
+    return shell(visitor(request).person, depth, settings.home_option, *files, request.app.state.live.told(), first)
 
 
 class Compression(GZipMiddleware):

@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
@@ -87,12 +87,20 @@ class Live:
         self.closed = True
         self._wake()
 
-    async def _refresh(self) -> None:
-        """Read the status and wake the tabs if it changed; an error of the store becomes part of the status."""
+    def told(self) -> dict[str, Any]:
+        """Return the status now, with the server's time, as a page and its stream have it."""
+        return {**asdict(self._read()), "now": time.time()}
+
+    def _read(self) -> News:
+        """Read the status; an error of the store becomes part of it."""
         try:
-            news = await run_in_threadpool(self.look)
+            return self.look()
         except ThinwireError as error:
-            news = replace(self.news, store=str(error))
+            return replace(self.news, store=str(error))
+
+    async def _refresh(self) -> None:
+        """Read the status and wake the tabs if it changed."""
+        news = await run_in_threadpool(self._read)
         if news != self.news:
             self.news = news
             self._wake()

@@ -19,10 +19,11 @@ import json
 import math
 import re
 import time
+from collections.abc import Mapping
 from functools import cache, partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -262,15 +263,20 @@ def static_text(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def shell(person: Person, depth: int, home: str, script: str, style: str) -> HTMLResponse:
+def shell(
+    person: Person, depth: int, home: str, script: str, style: str, news: Mapping[str, Any], first: str = ""
+) -> HTMLResponse:  # fmt: skip
     """Return the dashboard's HTML frame for a person, `depth` folders below the root; `script` fills it.
 
-    `home` is the option for shown commands. Addresses are relative, so that any prefix works.
+    `home` is the option for shown commands, `news` the first message of the live stream, `first` the address under the
+    API that the script reads first. Addresses are relative, so that any prefix works.
     """
-    text = static_text("page.html").replace("{{root}}", ".." if depth else ".")
+    begun = f'<link rel="preload" as="fetch" crossorigin href="{{{{root}}}}/api/v1/{html.escape(first)}">' * bool(first)
+    text = static_text("page.html").replace("{{first}}", begun).replace("{{root}}", ".." if depth else ".")
     text = text.replace("{{user}}", html.escape(person.user)).replace("{{role}}", html.escape(person.role))
     text = text.replace("{{script}}", script).replace("{{style}}", style)
     for name, words in (("roles", ROLES), ("statuses", get_args(RunStatus)), ("ended", ENDED)):
         text = text.replace(f"{{{{{name}}}}}", " ".join(words))
     text = text.replace("{{drops}}", html.escape(json.dumps(DROP_TEXTS)))
-    return HTMLResponse(text.replace("{{home}}", html.escape(home)))
+    text = text.replace("{{home}}", html.escape(home))
+    return HTMLResponse(text.replace("{{news}}", html.escape(json.dumps(news))))

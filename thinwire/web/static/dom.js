@@ -23,5 +23,8 @@ export const may = (least) => ROLES.indexOf(role) >= ROLES.indexOf(least);
 export const STATUSES = said.statuses.split(" ");
 export const ENDED = said.ended.split(" ");
 
+/** The status when the HTML was made: what the stream of news says later is compared with it. */
+export const firstNews = JSON.parse(said.news);
+
 /** What each code of a dropped update means, as a sentence. */
 export const DROPS = JSON.parse(said.drops);

@@ -1,10 +1,10 @@
 // One stream of news for all tabs of a browser (live-worker.js), which hidden tabs do not follow.
-import { link, useEffect, useRef, useState } from "./dom.js";
+import { firstNews, link, useEffect, useRef, useState } from "./dom.js";
 
 const AGAIN_MS = 1000;
 const LEAST_GAP_MS = 250; // between two reads: at most four redraws a second
 
-let clockAhead = 0; // of the server, in seconds: times shown are the server's
+let clockAhead = firstNews.now - Date.now() / 1000; // of the server, in seconds: times shown are the server's
 
 export const serverNow = () => Date.now() / 1000 + clockAhead;
 
@@ -42,7 +42,7 @@ const follow = (news) => {
 
 /** {seq, acts, pending, aggregator, down_since, store, reached}: what the server said last, and whether it can be reached now. */
 export function useNews() {
-  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, alerts: 0, unseen: 0, aggregator: "unknown", down_since: 0, store: "", disk: "", reached: true, lost: 0 });
+  const [news, setNews] = useState({ ...firstNews, reached: true, lost: 0 });
   useEffect(() => {
     const say = follow((said) => {
       if (said === null) {
@@ -125,6 +125,23 @@ export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
     plan();
   }, [news.seq, news.acts, news.aggregator, news.reached, ...keys]);
   return state;
+}
+
+/** False until what was drawn once `ready` is on the screen: what is below it is drawn after that. */
+export function useAfterPaint(ready) {
+  const [after, setAfter] = useState(false);
+  useEffect(() => {
+    if (!ready) return undefined;
+    let timer = 0;
+    let frame = requestAnimationFrame(() => { // the second frame begins when the first one is drawn
+      frame = requestAnimationFrame(() => { timer = setTimeout(() => setAfter(true), 0); });
+    });
+    return () => {
+      cancelAnimationFrame(frame);
+      clearTimeout(timer);
+    };
+  }, [ready]);
+  return after;
 }
 
 /** The server's time, moving twice a second while `on`. */

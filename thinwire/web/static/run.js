@@ -10,7 +10,7 @@ import { Gone } from "./frame.js";
 import { Journal } from "./journal.js";
 import { Learning } from "./learning.js";
 import { Models } from "./models.js";
-import { stoodStill, useReading, useTime } from "./live.js";
+import { stoodStill, useAfterPaint, useReading, useTime } from "./live.js";
 import { Command, Icon, Made, Refusal, Section, Status, Table } from "./parts.js";
 import { Privacy } from "./privacy.js";
 import { useQuery } from "./query.js";
@@ -39,6 +39,7 @@ export const RunPage = ({ id, news }) => {
     return { ...view, ...early };
   };
   const { data, error } = useReading(read, news, [id, chosen, clients]);
+  const below = useAfterPaint(Boolean(data)); // thousands of elements, while the curves have a few
   useEffect(() => {
     document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";
   }, [data?.run.run_id, data?.run.status]);
@@ -55,7 +56,14 @@ export const RunPage = ({ id, news }) => {
         ${measures(run) || !run.privacy ? html`<${Learning} ...${data} news=${news} />` : html`<${Privacy} ...${data} news=${news} />`}
         <${Bytes} ...${data} news=${news} />
       </div>
-      ${measures(run) && run.privacy && html`<${Privacy} ...${data} news=${news} />`}
+      ${measures(run) && run.privacy && html`<${Privacy} ...${data} news=${news} />`}` : null}
+    ${below && html`<${Below} data=${data} news=${news} shown=${shown} chosen=${chosen} choose=${choose} error=${error} />`}`;
+};
+
+const Below = ({ data, news, shown, chosen, choose, error }) => {
+  const { run, opened, clients } = data;
+  return html`
+    ${opened ? html`
       ${run.why && html`
         <${Section} id="time" title="Where the time went" aside=${run.protection ? "by phase" : "along the slowest of each round"}>
           <p class="why">${run.why}</p>
@@ -65,7 +73,7 @@ export const RunPage = ({ id, news }) => {
       <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
     ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} />`}
-    ${data.clients?.total ? html`<${Clients} run=${run} page=${data.clients} shown=${shown} />` : null}
+    ${clients?.total ? html`<${Clients} run=${run} page=${clients} shown=${shown} />` : null}
     <${Models} run=${run} />
     <${Plan} run=${run} />
     <${Journal} id=${run.run_id} />`;

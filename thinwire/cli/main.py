@@ -170,15 +170,20 @@ def _say(*lines: str, code: int) -> int:
     return code
 
 
+SUGGESTED = " Did you mean "  # click and typer add names that are spelled alike, which may not be what was meant
+
+
 def refusal(error: click.ClickException) -> tuple[str, str]:
     """Return (what, why) for a command line that the option parser rejects; `why` is never empty.
+
+    For an unknown option or command it lists all that there are.
 
     >>> refusal(click.BadParameter("'x' is not a valid integer.", param_hint="'--clients'"))
     ("Invalid value for '--clients'", "'x' is not a valid integer.")
     """
-    what, _, near = error.format_message().partition(" Did you mean ")  # click and typer both add this suggestion
-    if near:
-        return what, f"did you mean {near.split('?')[0]}?"
+    said = error.format_message().replace(" (Did you mean one of: ", SUGGESTED)
+    what, _, near = said.partition(SUGGESTED)
+    meant = f"did you mean {near.split('?')[0]}? " if near else ""
     context: Any = getattr(error, "ctx", None)
     if isinstance(error, click.MissingParameter):
         return what, _meaning(error.param) or _form(context)
@@ -190,10 +195,10 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
         return what, "its value is to stand behind it" if takes else "it is set by its name alone"
     command = context.command if context else None
     if isinstance(error, click.NoSuchOption) and command:
-        return what, f"there are {', '.join(_options(command, context))}"
+        return what, f"{meant}there are {', '.join(_options(command, context))}"
     if isinstance(command, click.Group):
-        return what, f"there are {', '.join(command.list_commands(context))}"
-    return what, _form(context)
+        return what, f"{meant}there are {', '.join(command.list_commands(context))}"
+    return what, meant.rstrip() or _form(context)
 
 
 def _meaning(param: Any) -> str:

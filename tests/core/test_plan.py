@@ -148,6 +148,16 @@ def test_a_file_in_the_place_of_a_task_s_name_is_refused_with_where_it_goes() ->
     assert "--task NAME=FILE" in error.value.why
 
 
+def test_a_misspelt_codec_reduction_or_optimizer_is_told_beside_wrong_keys() -> None:
+    text = TWO_LINES + "step = 1\n[uplink]\ncodec = 'topq(0.01)'\nladder = ['int9']\nlayers = { '*.b' = 'fp61' }\n"
+    with pytest.raises(PlanError) as error:
+        RunPlan.parse(text + "[server]\nreduce = 'krumm(1)'\noptimizer = 'fedadan'\n", codecs=codecs)
+    assert error.value.hint.split("\n") == [
+        "1. [local] steps", "2. topk", "3. fp16", "4. int8", "5. fedadam", "6. krum",
+    ]  # fmt: skip
+    assert "[uplink] codec = 'topq(0.01)': no codec 'topq'; [uplink] layers.*.b = 'fp61': no" in error.value.what
+
+
 def test_all_wrong_keys_are_named_at_once() -> None:
     with pytest.raises(PlanError) as error:
         RunPlan.parse('[run]\ntask="d"\nround=3\n[local]\nlr=1\nbatchsize=2')

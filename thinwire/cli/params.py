@@ -95,7 +95,7 @@ def checked_plan(file: Path, sets: list[str] | None) -> RunPlan:
     from thinwire.core import RunPlan
     from thinwire.core.plan_rules import as_error
 
-    plan = RunPlan.load(file, overrides(sets))
+    plan = RunPlan.load(file, overrides(sets), codecs=codecs)
     if refused := plan.check(codecs):
         raise as_error(refused, str(file))
     return plan

@@ -59,7 +59,7 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
     from thinwire.core.secure_numbers import fewest_devices
     from thinwire.reports.secure_rounds import few_visits, numbers_text, thresholds, uplink_text
 
-    read = RunPlan.load(plan, overrides(sets))
+    read = RunPlan.load(plan, overrides(sets), codecs=codecs)
     refused = read.check(codecs)
     is_known = clients is not None or isinstance(read.cohort.clients, int)  # else devices that are online decide
     masked = thresholds(read, clients) if read.secure.enabled and is_known and not refused else None

@@ -246,15 +246,16 @@ def swept(
     The exit code is that of the first run that failed, else 0. Progress goes to stderr: each
     run as it ends, with its first failure, and an estimate of the time that is left.
     """
+    from thinwire.aggregation import codecs
     from thinwire.cli.local_state import again, aggregator_home
     from thinwire.cli.task import task_spec
     from thinwire.core import RunPlan
     from thinwire.reports.sweep_results import TrialStore
     from thinwire.simulation.sweep import Sweep, grid, run_sweep
 
-    base = RunPlan.load(file, overrides)
+    base = RunPlan.load(file, overrides, codecs=codecs)
     plans = [
-        RunPlan.load(file, {**overrides, **cell}, option="--sweep")
+        RunPlan.load(file, {**overrides, **cell}, option="--sweep", codecs=codecs)
         for cell in grid(axes, range(base.run.seed, base.run.seed + seeds))
     ]
     _require_sense(plans)

@@ -103,7 +103,11 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     from thinwire.core.plan_rules import as_error
     from thinwire.reports.secure_rounds import round_cost, uplink_text, upload_s
 
-    read = RunPlan.load(plan) if plan else RunPlan.parse(f'[run]\ntask = "{_name_of(module)}"\n[local]\nlr = 0.01')
+    read = (
+        RunPlan.load(plan, codecs=codecs)
+        if plan
+        else RunPlan.parse(f'[run]\ntask = "{_name_of(module)}"\n[local]\nlr = 0.01')
+    )
     if refused := read.check(codecs):
         raise as_error(refused)
     task = load_task(module if "=" in module else f"{read.run.task}={module}")

@@ -26,13 +26,11 @@ from thinwire.core.errors import PlanError, numbered
 from thinwire.core.formatting import plain
 from thinwire.core.plan_codec_rules import CodecBook
 from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
-from thinwire.core.plan_schema import Sections
-from thinwire.core.plan_text import delta_left_out
+from thinwire.core.plan_schema import UNKNOWN_NAME, Sections
+from thinwire.core.plan_text import delta_left_out, require_small
 from thinwire.core.score_histogram import TRAINED, names_of
 
-MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 10 us and 1 kB
 MAX_EXPLAINED = 1000  # errors of a plan: nobody reads more, and to explain all of MAX_VALUES takes a second
-MAX_DEPTH = 16  # tables and lists in each other
 UNCOUNTED = (  # by client/train/evaluate.py; the aggregator knows only names, not why one is missing
     "a task without metrics() has an accuracy only where loss calls the model once and the batch is (inputs, targets), "
     "with logits (N, C) and N integers below C"
@@ -60,7 +58,13 @@ class RunPlan(Sections):
         return {**raw, "privacy": {**privacy, "delta": delta_left_out(raw)}}
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None, option: str = "--set") -> RunPlan:
+    def load(
+        cls,
+        path: str | Path,
+        overrides: Mapping[str, str] | None = None,
+        option: str = "--set",
+        codecs: CodecBook | None = None,
+    ) -> RunPlan:
         """Read a plan from a file; `overrides` are `--set section.key=value` in TOML's own notation.
 
         It raises PlanError if the file is not readable or is not a valid plan.
@@ -73,22 +77,29 @@ class RunPlan(Sections):
                 why = "a plan is a TOML file, and there is no such file"
                 hint += "; the plan of a run: thinwire runs show ID --json"
             raise PlanError(f"cannot read the plan {path}", why=why, hint=hint) from error
-        return cls.parse(text, str(path), overrides, option)
+        return cls.parse(text, str(path), overrides, option, codecs)
 
     @classmethod
     def parse(
-        cls, text: str, source: str = "plan", overrides: Mapping[str, str] | None = None, option: str = "--set"
+        cls,
+        text: str,
+        source: str = "plan",
+        overrides: Mapping[str, str] | None = None,
+        option: str = "--set",
+        codecs: CodecBook | None = None,
     ) -> RunPlan:
         """Read a plan from TOML.
 
         It raises PlanError, which names all wrong keys and values at once, and `option` for those that were overridden.
+        With `codecs` it also names the codecs, reductions and optimizers that are not valid beside a wrong key; alone
+        they are found by `check`.
         """
         try:
             raw = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # also for a number with too many digits for Python
             raise PlanError(f"{source} is not TOML", why=str(error), hint='a line reads: key = "value"') from error
         over = Overrides(overrides or {}, option)
-        return cls._valid(over.put(raw), source, over)
+        return cls._valid(over.put(raw), source, over, codecs)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], source: str = "plan") -> RunPlan:
@@ -96,12 +107,19 @@ class RunPlan(Sections):
         return cls._valid(raw, source, Overrides())
 
     @classmethod
-    def _valid(cls, raw: Mapping[str, Any], source: str, overrides: Overrides) -> RunPlan:
+    def _valid(
+        cls, raw: Mapping[str, Any], source: str, overrides: Overrides, codecs: CodecBook | None = None
+    ) -> RunPlan:
         require_small(raw, source)
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise _explained(error, source, overrides) from error
+            found = error
+        try:
+            cls.model_validate(raw, context=codecs)
+        except ValidationError as error:
+            found = error
+        raise _explained(found, source, overrides) from found
 
     @property
     def has_client_state(self) -> bool:
@@ -146,25 +164,6 @@ class RunPlan(Sections):
             if '"accuracy"' in place:
                 why, hint = f"{why}; {UNCOUNTED}", f"{COUNT_IT}, or {hint}"
             raise PlanError(f"{place} is no metric of the task {self.run.task}", why=why, hint=hint)
-
-
-def require_small(raw: Any, source: str) -> None:
-    """Raise PlanError for more than MAX_VALUES values, or for more than MAX_DEPTH in each other, before pydantic checks
-    any: plans come from others.
-    """
-    left, found = [(raw, 0)], 0
-    while left:
-        inner, depth = left.pop()
-        if isinstance(inner, (Mapping, list, tuple)):
-            found += len(inner)
-            if found > MAX_VALUES:
-                raise PlanError(
-                    f"{source} holds more than {MAX_VALUES:,} values", why="that many are read", hint="shorter lists"
-                )
-            if depth == MAX_DEPTH:
-                why = f"{MAX_DEPTH} tables or lists in each other are read"
-                raise PlanError(f"{source} is nested too deep", why=why, hint="a plan has sections, and keys in them")
-            left += ((one, depth + 1) for one in (inner.values() if isinstance(inner, Mapping) else inner))
 
 
 def canonical(resolved: Mapping[str, Any]) -> bytes:
@@ -298,6 +297,9 @@ def explain(
         return f"unknown key {name}", f"{where} has the keys {', '.join(known)}", hint
     if kind == "missing":
         return f"{name} is missing", f"every {noun} needs it", _example(place)
+    if kind == UNKNOWN_NAME:
+        said = details["ctx"]
+        return f"{name} = {details['input']!r}: {said['what']}", said["why"], said["hint"]
     hint = keys.format(place[0] if place else "").strip()
     if kind in TABLE and len(place) > 1 and (model := _model_at(plan, place)) is not None:
         hint = f"{name} = {_table_of(model)}"

@@ -7,10 +7,13 @@ Invariant: no key is ignored. Its type has the values that this version supports
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
+from thinwire.core.errors import CodecError
 from thinwire.core.plan_values import (
     MAX_ACCUMULATE,
     MAX_BATCH,
@@ -32,6 +35,26 @@ from thinwire.core.plan_values import (
     TaskName,
     Warmup,
 )
+
+UNKNOWN_NAME = "unknown_name"  # pydantic's type of an error that holds what, why and hint of a CodecError
+
+
+def _known(require: Callable[[Any, str], object]) -> AfterValidator:
+    """Return a validator of a name that a registry has; it checks only where the plan is read with a `CodecBook`."""
+
+    def check(name: str, read_with: ValidationInfo) -> str:
+        try:
+            if read_with.context is not None:
+                require(read_with.context, name)
+        except CodecError as error:
+            said = {"what": error.what, "why": error.why, "hint": error.hint}
+            raise PydanticCustomError(UNKNOWN_NAME, "{what}", said) from error
+        return name
+
+    return AfterValidator(check)
+
+
+Codec = Annotated[Spec, _known(lambda book, spec: book.parse(spec))]
 
 
 class RunSection(Section):
@@ -208,8 +231,8 @@ class UplinkSection(Section):
     (docs/how/which-codec.md).
     """
 
-    codec: Spec = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
-    layers: dict[str, Spec] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
+    codec: Codec = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
+    layers: dict[str, Codec] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
     feedback: Literal["auto", "classic", "ef21", "none"] = Field(
         default="auto",
         description='error feedback; "auto" is "none" if all codecs of the plan are unbiased, else "classic"',
@@ -219,7 +242,7 @@ class UplinkSection(Section):
     )
     momentum: Below1 = Field(default=0.0, description="momentum correction within the feedback, for [local] steps = 1")
     warmup: Warmup | None = Field(default=None, description="larger ratios for the first rounds")
-    ladder: list[Spec] = Field(
+    ladder: list[Codec] = Field(
         default=[],
         max_length=MAX_RUNGS,
         description="codecs, least compressed first: each device gets the first that its link carries in time",
@@ -251,7 +274,7 @@ class UplinkSection(Section):
 class DownlinkSection(Section):
     """Sets how the model is compressed on its way to the clients."""
 
-    codec: Spec = Field(default=IDENTITY, description="a chain of codecs for the model's changes")
+    codec: Codec = Field(default=IDENTITY, description="a chain of codecs for the model's changes")
     feedback: Literal["replica"] = Field(default="replica", description="the server keeps the devices' model")
     full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
     log_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -268,12 +291,14 @@ class ServerSection(LearningRate):
     """Sets how the aggregator turns updates into a new model."""
 
     threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
-    optimizer: Spec = Field(default="fedavg", description="fedavg, fedavgm, fedadam, fedyogi, fedadagrad, MODULE:CLASS")
+    optimizer: Annotated[Spec, _known(lambda book, name: book.require_optimizer(ServerSection(optimizer=name)))] = (
+        Field(default="fedavg", description="fedavg, fedavgm, fedadam, fedyogi, fedadagrad, MODULE:CLASS")
+    )
     lr: Positive = Field(default=1.0, description="of the server's step")
     momentum: Below1 | None = Field(default=None, description="of fedavgm, fedadam, fedyogi (0.9) and fedadagrad (0)")
     beta2: Below1 | None = Field(default=None, description="of fedadam and fedyogi: how long squares are kept; 0.99")
     tau: Positive | None = Field(default=None, description="of fedadam, fedyogi, fedadagrad: smallest divisor; 0.001")
-    reduce: Spec = Field(
+    reduce: Annotated[Spec, _known(lambda book, spec: spec == "mean" or book.reduction_of(spec))] = Field(
         default="mean",
         description="mean, or with all updates counting alike median, trimmed(b), krum(f), multi-krum(f, m), "
         "geometric-median, clipped(tau), MODULE:CLASS",

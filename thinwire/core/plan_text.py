@@ -14,14 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
 
+from thinwire.core.errors import PlanError
 from thinwire.core.plan_schema import Sections
 from thinwire.core.plan_values import PrivacySection
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
+MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 10 us and 1 kB
+MAX_DEPTH = 16  # tables and lists in each other
 MAX_CLIENTS = 2**60  # or records: the most of `Count` in core/plan_schema.py
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML reads without quotes
+
+
+def require_small(raw: Any, source: str) -> None:
+    """Raise PlanError for more than MAX_VALUES values, or for more than MAX_DEPTH in each other, before pydantic checks
+    any: plans come from others.
+    """
+    left, found = [(raw, 0)], 0
+    while left:
+        inner, depth = left.pop()
+        if isinstance(inner, (Mapping, list, tuple)):
+            found += len(inner)
+            if found > MAX_VALUES:
+                raise PlanError(
+                    f"{source} holds more than {MAX_VALUES:,} values", why="that many are read", hint="shorter lists"
+                )
+            if depth == MAX_DEPTH:
+                why = f"{MAX_DEPTH} tables or lists in each other are read"
+                raise PlanError(f"{source} is nested too deep", why=why, hint="a plan has sections, and keys in them")
+            left += ((one, depth + 1) for one in (inner.values() if isinstance(inner, Mapping) else inner))
 
 
 def plan_keys() -> Iterator[tuple[str, str, FieldInfo]]:

@@ -25,9 +25,9 @@ from pydantic import ValidationError
 from thinwire.core.errors import CodecError, PlanError, ThinwireError
 from thinwire.core.formatting import counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
-from thinwire.core.plan import Problem, RunPlan, require_small, wrong_values
+from thinwire.core.plan import Problem, RunPlan, wrong_values
 from thinwire.core.plan_names import installed, refused_names
-from thinwire.core.plan_text import plan_keys, sparse, toml_text
+from thinwire.core.plan_text import plan_keys, require_small, sparse, toml_text
 from thinwire.core.secure_numbers import selected_of
 from thinwire.store.device_profiles import DeviceProfile, DeviceProfiles, Workload, update_bytes, work_key, workload
 from thinwire.store.read_models import DeviceInfo, MeasureRow

@@ -29,7 +29,8 @@ from thinwire.client.admission import AdmissionController
 from thinwire.client.errors import CannotReply
 from thinwire.client.loop import LOOK_S, MAX_WAITING, MAX_WAITING_BYTES, PAUSE_S
 from thinwire.core.errors import BadPayload
-from thinwire.core.plan import MAX_VALUES, RunPlan
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_text import MAX_VALUES
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import PUSH, block, packed

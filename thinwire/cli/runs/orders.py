@@ -301,7 +301,7 @@ def clone(
     with opened(home, read_only=show) as store:
         row = store.run(run_id)
         old = RunPlan.from_json(row.plan)
-        plan = RunPlan.parse(plan_text(old), f"the plan of {row.run_id}", overrides(sets))
+        plan = RunPlan.parse(plan_text(old), f"the plan of {row.run_id}", overrides(sets), codecs=codecs)
         if show:
             console.line(plan_text(plan).rstrip())
             return

@@ -67,13 +67,15 @@ SENDS_NOTHING = """
     [
         ("Contractive(1 / 4096)", "test_the_error_keeps_within_its_kind[cut]"),
         ("Unbiased(500.0)", "test_the_mean_of_many_encodings_is_the_vector[cut]"),
+        ("NoGuarantee()", "test_under_feedback_the_sum_that_was_sent_follows_the_sum_that_was_given[cut]"),
     ],
 )
 def test_one_that_sends_nothing_fails_however_little_it_says_of_itself(mypkg: Path, kind: str, law: str) -> None:
     mine = mypkg.read_text().replace("Contractive(1 - 2**-14)", kind)
-    mine = mine.replace("import Contractive", "import Contractive, Unbiased")
+    mine = mine.replace("import Contractive", "import Contractive, NoGuarantee, Unbiased")
     mypkg.write_text(mine.rstrip() + "\n" + SENDS_NOTHING)
-    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "-k", "keeps_within_its_kind or mean_of_many", "-x")
+    laws = "keeps_within_its_kind or mean_of_many or sum_that_was_sent"
+    done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "-k", laws, "-x")
     assert done.returncode == 1
     assert law in done.stdout
 

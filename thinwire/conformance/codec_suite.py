@@ -1,13 +1,11 @@
 """The conformance suite: the laws of codecs and of their frames, each a test of one `spec`.
 
 Thinwire's own tests run it over the registry, the pytest plugin over another package's codec. The laws of vectors cover
-bias, contraction, support, state and error feedback. The laws of frames: no frame is longer than `max_bytes`, and no
-untrusted frame does harm.
+bias, contraction, support, state and error feedback; those of frames: `max_bytes` holds, and no frame does harm.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.compression import Contractive, Everything, NoGuarantee, Unbiased, feedback, parse
+from thinwire.compression import Everything, NoGuarantee, Unbiased, feedback, parse
 from thinwire.compression.base import BoundCodec, ErrorBound, contraction
 from thinwire.compression.chain import Chain
 from thinwire.compression.codecs import registry
@@ -108,12 +106,6 @@ def vectors(draw: st.DrawFn, most: int = 5000, furthest: int = 100) -> Vector:
         shape=draw(st.sampled_from(["normal", "equal", "ties", "spike", "steep", "sparse"])),
         exponent=draw(st.integers(-furthest, furthest)),
     )
-
-
-@functools.cache
-def normal_steps() -> list[Vector]:
-    """Return 500 vectors of 400 values, which no test writes to."""
-    return [made(400, step, "normal", 0) for step in range(500)]
 
 
 few = settings(max_examples=6, deadline=None)
@@ -270,16 +262,31 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector,
     assert np.all(np.abs(decoded.astype(np.float64) + encoded.state["residual"] - before) <= 4 * ulp)
 
 
-def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
-    """The residual stays bounded over 100 to 500 random steps, of which half exceed a bound of 15 if none is sent."""
-    codec = in_feedback(spec, layout_of(400, spec))
-    delta = contraction(codec.kind)
-    state, largest = codec.init(), 0.0
-    allowed = 2 / delta if delta >= 0.05 else 20
-    for step, x in enumerate(normal_steps()[: max(100, math.ceil(2 * allowed**2))]):
-        largest = max(largest, float(np.linalg.norm(x)))
-        state = codec.encode(x.copy(), state, Key(step)).state
-        assert float(np.linalg.norm(state["residual"])) <= allowed * largest
+def test_under_feedback_the_sum_that_was_sent_follows_the_sum_that_was_given(spec: str) -> None:
+    """Over 200 steps of one update the two sums differ by no more than the declared contraction allows.
+
+    A residual is at most q (r + |x|) with q^2 = 1 - delta, so q / (1 - q) |x| (Karimireddy et al. 2019). Whatever is
+    declared, less is lost than without memory; a codec that halves each error loses about what its first step lost.
+    """
+    codec, x = in_feedback(spec, layout_of(400, spec)), made(400, 7, "normal", 0)
+    state, behind, gaps = codec.init(), np.zeros(400), list[float]()
+    for step in range(200):
+        encoded = codec.encode(x.copy(), state, Key(step))
+        state, behind = encoded.state, behind + x - codec.decode(encoded.payload)
+        gaps.append(float(np.linalg.norm(behind) / np.linalg.norm(x)))
+    delta, first = contraction(codec.inner.kind), gaps[0]
+    q = math.sqrt(1 - max(delta, 0))
+    declared = (1 + NEARLY) * q * (1 + q) / delta if delta > 0 else math.inf
+    halved = 2 * first / (1 - first) if delta > 1 / 2 and first < 1 else math.inf
+    assert max(gaps) <= min(2 / 3 * len(gaps) * first, declared, halved) + 1e-5
+
+
+def test_under_feedback_twice_what_was_sent_is_no_nearer(spec: str) -> None:
+    """The doubled update is no nearer to equal values; without a guarantee, to them or to some beside a large one."""
+    codec, equal = in_feedback(spec, layout_of(400, spec)), made(400, 7, "equal", 0)
+    tried = [equal, np.append(30 * equal[:1], equal[1:])] if isinstance(codec.inner.kind, NoGuarantee) else [equal]
+    sent = [codec.decode(codec.encode(x.copy(), codec.init(), Key(1)).payload) for x in tried]
+    assert any(np.linalg.norm(x - 2 * s) >= np.linalg.norm(x - s) for x, s in zip(tried, sent, strict=True))
 
 
 def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
@@ -302,11 +309,6 @@ def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
     back = codec.refund(sent.payload, sent.state)
     assert np.allclose(back["residual"], x, atol=1e-6)
     assert np.array_equal(sent.state["residual"], kept)
-
-
-def test_it_says_what_kind_it_is(spec: str) -> None:
-    """The codec declares a kind."""
-    assert isinstance(parse(spec).bind(layout_of(9, spec)).kind, Unbiased | Contractive | NoGuarantee)
 
 
 @few

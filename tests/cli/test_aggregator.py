@@ -26,7 +26,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome, living_holder
-from thinwire.server.ended_runs import DAY_S
+from thinwire.server.run_deletion import DAY_S
 from thinwire.store import Store
 
 PATIENCE_S = 60.0

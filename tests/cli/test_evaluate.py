@@ -14,7 +14,8 @@ from thinwire.core.errors import UsageError
 from thinwire.core.events import Evaluated
 from thinwire.core.layout import Layout
 from thinwire.core.types import Assignment, Vector
-from thinwire.server.command_queue import EVALUATED, CommandQueue, OrderedHoldout
+from thinwire.server.command_queue import CommandQueue
+from thinwire.server.holdout import EVALUATED, OrderedHoldout
 from thinwire.simulation import SyntheticUpdates
 
 TASK = """

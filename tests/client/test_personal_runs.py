@@ -18,9 +18,9 @@ from thinwire.core import RunPlan
 from thinwire.core.events import Evaluated, StateLost
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.reports.stored_models import stored_model
-from thinwire.server.ended_runs import extend_run
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
+from thinwire.server.run_extension import extend_run
 from thinwire.server.submit import submit
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store

@@ -18,7 +18,7 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.types import State, Vector
 from thinwire.server import command_queue
-from thinwire.server.ended_runs import extend_run
+from thinwire.server.run_extension import extend_run
 from thinwire.server.submit import start
 from thinwire.store import START_RUN, Store
 

@@ -18,7 +18,7 @@ from thinwire.core.errors import BudgetSpent, PlanError, Refused
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.run_events import RunExtended
 from thinwire.server import command_queue
-from thinwire.server.ended_runs import extend_run
+from thinwire.server.run_extension import extend_run
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import empty_state
 

@@ -14,8 +14,8 @@ from tests.support.server_bench import Bench, killing, scripted
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import Evaluated, Event, ModelStored, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.server import command_queue
-from thinwire.server.command_queue import EVALUATED, CommandQueue, OrderedHoldout
-from thinwire.server.holdout import HoldoutResult
+from thinwire.server.command_queue import CommandQueue
+from thinwire.server.holdout import EVALUATED, HoldoutResult, OrderedHoldout
 
 
 class Evaluator:

@@ -13,7 +13,8 @@ from tests.support.server_bench import Bench, ToldFleet, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import AssignmentDelivered, Event, RunNoted
 from thinwire.core.fleet import Delivered, Envelope
-from thinwire.server.command_queue import NOTED_S, CommandQueue, RecordingFleet
+from thinwire.server.command_queue import CommandQueue
+from thinwire.server.recording_fleet import NOTED_S, RecordingFleet
 
 
 class TakingFleet(ToldFleet):

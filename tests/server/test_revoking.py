@@ -15,8 +15,9 @@ from tests.support.server_bench import SILENT, Bench, killing, scripted
 from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateAggregated, UpdateDropped
 from thinwire.core.types import UpdateId
 from thinwire.server import round_runner
-from thinwire.server.command_queue import CommandQueue, RecordingFleet
+from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import RETURN_S
+from thinwire.server.recording_fleet import RecordingFleet
 from thinwire.server.round_close import AggregationQueue
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow

@@ -21,7 +21,7 @@ from thinwire.core.events import RoundClosed
 from thinwire.core.run_events import ClockBelieved, DeletionPostponed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server import command_queue
-from thinwire.server.ended_runs import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
+from thinwire.server.run_deletion import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
 from thinwire.store import Store, kept_runs
 from thinwire.store.database import Database
 

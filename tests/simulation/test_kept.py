@@ -22,7 +22,7 @@ from thinwire.core.errors import NotWritten, Refused
 from thinwire.core.events import Event, RoundClosed, RunStatusChanged
 from thinwire.core.statedir import AggregatorHome, Held, own, take_over
 from thinwire.server.context import RunContext
-from thinwire.server.ended_runs import delete_run
+from thinwire.server.run_deletion import delete_run
 from thinwire.server.run_end import end_abandoned
 from thinwire.simulation import History
 from thinwire.simulation.kept import SharedFolder

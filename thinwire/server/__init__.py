@@ -12,7 +12,8 @@ Read it in this order:
     aggregator        the running sum of a round, the caps on weights, and the step to the next model
     round_close       the order of additions; step, new version, record of the round's end
     run               one run, from its first round or from where it was, to its end
-    command_queue     the commands of people, and the fleet that carries them out and records who connects
+    command_queue     the commands of people, as rows that are answered when they have taken effect
+    recording_fleet   the fleet of all runs: it records who connects, and carries out commands that no driver does
     dispatcher        turns of the drivers of several runs; a full disk pauses all of them
     service           several runs at once, within limits of memory and of the size of replies
 
@@ -28,7 +29,9 @@ The other modules, when a question leads there:
     model_store       model versions on disk, and which parts of plan and model an assignment carries
     run_end           last evaluation, outcomes, notices to devices
     submit            how a run gets into the queue
-    ended_runs        more rounds for a run that is over, and its deletion
+    run_extension     more rounds for a run that is over
+    run_deletion      deletion of runs, on command and by age
+    holdout           evaluation on the operator's data
     concurrency       the slots of a plan with `max_concurrency`
     device_terms      what a round assigns to each device, and the check of a reply against it
     leases            which of several runs may select a device

@@ -26,8 +26,12 @@ from thinwire.core.plan_schema import Sections
 from thinwire.core.score_histogram import MAX_METRIC_LETTERS, Histograms, checked, values
 from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics
+from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import RunContext
 from thinwire.server.evaluation import better
+from thinwire.store import Order
+
+EVALUATED = "evaluated"  # kind of the command that brings a holdout evaluation
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,37 @@ class Holdout(Protocol):
 
     def settle(self, run_id: str, versions: Sequence[int]) -> None:
         """Note that the results of these versions are in the journal."""
+
+
+class OrderedHoldout:
+    """The holdout evaluations of runs that the operator's process leaves as commands (cli/aggregator/evaluate.py)."""
+
+    def __init__(self, orders: CommandQueue) -> None:
+        self._orders = orders
+
+    def results(self, run_id: str, due: Mapping[int, ModelStored]) -> list[HoldoutResult]:
+        """Return the results of versions that are due; others are answered, as they come too late."""
+        found = list[HoldoutResult]()
+        for order in self._of(run_id):
+            try:
+                result = HoldoutResult.from_json(order.args)
+            except BadPayload as error:
+                self._orders.done(order, error.as_result())
+                continue
+            if result.version in due:
+                found.append(result)
+            else:
+                self._orders.done(order, {"version": result.version, "ignored": True})
+        return found
+
+    def settle(self, run_id: str, versions: Sequence[int]) -> None:
+        """Answer the commands that brought the results of these versions."""
+        for order in self._of(run_id):
+            if order.args.get("version") in versions:
+                self._orders.done(order, {"version": order.args["version"]})
+
+    def _of(self, run_id: str) -> list[Order]:
+        return [order for order in self._orders.about_runs(EVALUATED) if order.run_id == run_id]
 
 
 def is_due(plan: Sections, version: int) -> bool:

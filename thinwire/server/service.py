@@ -43,13 +43,15 @@ from thinwire.core.serialization import FREE_HEADER_BYTES, MAX_HEADER_BYTES, Rep
 from thinwire.core.statedir import MB, AggregatorHome
 from thinwire.privacy.messages import max_bytes
 from thinwire.server import command_queue
-from thinwire.server.command_queue import CommandQueue, OnEvent, OrderedHoldout, RecordingFleet, unreported
+from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.dispatcher import Dispatcher, FullDisk
-from thinwire.server.ended_runs import Retention
+from thinwire.server.holdout import OrderedHoldout
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
+from thinwire.server.recording_fleet import OnEvent, RecordingFleet, unreported
 from thinwire.server.run import drive
+from thinwire.server.run_deletion import Retention
 from thinwire.server.run_end import close_undriven, delete_messages, notify
 from thinwire.server.submit import RunStarter, UnreadableSettings, require_allowed
 from thinwire.store import START_RUN, RunRow, Store

@@ -108,8 +108,7 @@ class Following:
         from thinwire.core.errors import DataLost, NotFound
         from thinwire.core.plan import RunPlan
         from thinwire.reports.stored_models import stored_version
-        from thinwire.server.command_queue import EVALUATED
-        from thinwire.server.holdout import HoldoutResult, is_due
+        from thinwire.server.holdout import EVALUATED, HoldoutResult, is_due
 
         plan = RunPlan.from_json(run.plan)
         if run.run_id not in self._newest:
@@ -142,7 +141,7 @@ class Following:
 def evaluated_until(store: Store, run_id: str) -> int:
     """Return the newest version of a run whose evaluation is in the journal, or waits for the service; -1 if none."""
     from thinwire.core.events import Evaluated
-    from thinwire.server.command_queue import EVALUATED
+    from thinwire.server.holdout import EVALUATED
 
     done = [event.version for _, event in store.events(run_id) if isinstance(event, Evaluated)]
     waiting = [one.args["version"] for one in store.commands.pending() if (one.kind, one.run_id) == (EVALUATED, run_id)]

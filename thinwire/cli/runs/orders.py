@@ -170,7 +170,7 @@ def delete(run_id: RunId, yes: Yes = False, json: Json = False, home: Home = Non
     Its row, the audit log and all entries of the privacy ledger stay, and its id is never given again.
     """
     from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
-    from thinwire.server.ended_runs import delete_run, require_deletable
+    from thinwire.server.run_deletion import delete_run, require_deletable
 
     end_abandoned(home)
     with opened(home, read_only=False) as store:
@@ -204,7 +204,7 @@ def extend(
     """
     from thinwire.cli.local_state import again, aggregator_home, alive, end_abandoned, opened
     from thinwire.core.formatting import counted
-    from thinwire.server.ended_runs import extend_run
+    from thinwire.server.run_extension import extend_run
 
     end_abandoned(home)
     changes = overrides(sets)

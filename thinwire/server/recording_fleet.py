@@ -1,0 +1,235 @@
+"""The fleet as the service polls it: it records who connects, and carries out the commands that no driver does.
+
+These are commands about devices, about runs without a driver, and about runs that are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import NotWritten, ThinwireError
+from thinwire.core.events import ENDED, AssignmentDelivered, DeviceOffline, DeviceOnline, Event, RunStatusChanged
+from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Fleet
+from thinwire.core.formatting import counted
+from thinwire.core.statedir import AggregatorHome
+from thinwire.server.command_queue import CommandQueue
+from thinwire.server.holdout import EVALUATED
+from thinwire.server.policy.eligibility import ConnectedDevices
+from thinwire.server.run_deletion import removing
+from thinwire.server.run_end import close_undriven, end_abandoned, notify
+from thinwire.server.run_extension import extend_run
+from thinwire.store import Order, RunRow, Store
+
+NOTED_S = 0.5  # deliveries decide nothing, so their events may wait this long to be written; pages show them then
+LOOKED_S = 5.0  # period of the check whether the processes of simulations live
+OnEvent = Callable[[str, Event], None]
+
+
+def raised(error: NotWritten) -> None:
+    """Raise the error: nobody waits for the disk."""
+    raise error
+
+
+def unreported(run_id: str, event: Event) -> None:
+    """Report nothing."""
+
+
+class RecordingFleet:
+    """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
+
+    It also revokes devices on command. A command to revoke is answered at the poll after the one that carried it out.
+    By then all consequences are recorded.
+    """
+
+    def __init__(
+        self, fleet: Fleet, store: Store, clock: Clock, orders: CommandQueue, home: AggregatorHome | None = None,
+        on_event: OnEvent = unreported,
+    ) -> None:  # fmt: skip
+        self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
+        self._on_event = on_event
+        self._told: list[Order] = []
+        self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
+        self._home, self._looked_at = home, -LOOKED_S
+        self._noted_at = -NOTED_S  # time at which deliveries were written last
+        self._unrecorded = list[Arrival]()  # since the disk was full
+        self.on_full: Callable[[NotWritten], None] = raised  # what to do where the disk is full
+        self.with_reserve: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.driven: Container[str] = ()  # the runs that have a driver
+        self.presence = ConnectedDevices()
+        self._online = set[str]()  # devices that are recorded as online
+        self.send, self.open, self.ack, self.cancel, self.close = (
+            fleet.send,
+            fleet.open,
+            fleet.ack,
+            fleet.cancel,
+            fleet.close,
+        )
+        self.revoke_access, self.delivered, self.drop_uploads = (
+            fleet.revoke_access,
+            fleet.delivered,
+            fleet.drop_uploads,
+        )
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        """Carry out the commands, then return the arrivals of the fleet, with connections recorded.
+
+        On a full disk the commands stay for the next call, and so do the arrivals that could not be recorded.
+        """
+        quick = False  # whether there is more to do at once
+        try:
+            for step in (self._revoke, self._carry_out, self._order_runs, self._end_abandoned):
+                step()
+            quick = bool(self._told or self._removals)
+        except NotWritten as error:
+            self.on_full(error)
+        arrivals, recorded = [*self._unrecorded], list[Arrival]()
+        arrivals += self._fleet.poll(0.0 if quick else wait_s)
+        self._unrecorded = []
+        for place, arrival in enumerate(arrivals):
+            try:
+                self._connection(arrival)
+            except NotWritten as error:
+                self._unrecorded = arrivals[place:]
+                self.on_full(error)
+                break
+            recorded.append(arrival)
+        self._note_taken()
+        return recorded
+
+    def _connection(self, arrival: Arrival) -> None:
+        """Record that a device came online or went offline, if that is what arrived.
+
+        An online device may report something new in each of its hellos, which adds no row.
+        """
+        if isinstance(arrival, ClientConnected) and arrival.device not in self._online:
+            self._record(DeviceOnline(self._clock.wall(), arrival.device))
+            self._online.add(arrival.device)
+        elif isinstance(arrival, ClientDisconnected):
+            now = self._clock.wall()
+            self._record(DeviceOffline(now, arrival.device, arrival.why, now - arrival.silent_s))
+            self._online.discard(arrival.device)
+
+    def _record(self, event: DeviceOnline | DeviceOffline) -> None:
+        self._store.record_device(event)
+        self._on_event("", event)
+
+    def _note_taken(self) -> None:
+        """Record which assignments were delivered.
+
+        Deliveries decide nothing. They are therefore written with the run's next record, or after NOTED_S.
+        """
+        for one in self._fleet.delivered():
+            if (assignment := one.assignment).kind == "train":
+                self._store.note(
+                    assignment.run,
+                    [AssignmentDelivered(one.at, assignment.round, one.device, assignment.assignment_id)],
+                )
+        if self._clock.now() - self._noted_at >= NOTED_S:
+            self._noted_at = self._clock.now()
+            self.write_noted()
+
+    def write_noted(self) -> None:
+        """Write the pending delivery events; if the disk is full, the next call tries again."""
+        with contextlib.suppress(NotWritten):
+            self._store.record_noted()
+
+    def _carry_out(self) -> None:
+        """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
+        for order in self._orders.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run", EVALUATED):
+            kind, run_id = order.kind, order.run_id
+            if self._store.deleted_run(run_id) is not None:
+                self._orders.done(order, {})
+                continue
+            row = self._store.run(run_id)
+            others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
+            others |= kind == EVALUATED  # the run's driver records it, once it has one
+            others |= kind in ("stop-after-round", "pause-run") and self._ends_a_round(row)
+            if row.status in ENDED or not others:  # else another process or a driver carries it out
+                self._change(kind, row)
+                self._orders.done(order, {})
+
+    def _ends_a_round(self, row: RunRow) -> bool:
+        """Return True if the run has an open round, or its last evaluation is due: once it has a driver, that ends it.
+
+        A restart may leave such a run without a driver, because it no longer fits in beside the others.
+        """
+        opened, _ = self._store.round_count(row.run_id)
+        return row.status != "paused" and (opened > row.rounds_closed or row.version >= row.rounds_total)
+
+    def _change(self, kind: str, row: RunRow) -> None:
+        """Stop, pause or resume a run without a driver; one that is over stays as it is."""
+        made = f"after {row.version} of {counted(row.rounds_total, 'round')}"
+        begun = made if row.rounds_closed else "before it began"
+        now, run_id = self._clock.wall(), row.run_id
+        if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
+            close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
+            self._fleet.drop_uploads(run_id)
+            clients = {client.device for client in self._store.clients(run_id)}
+            notify(self._fleet, row, {device: () for device in self.presence.devices if device in clients})
+        elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
+            self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
+        elif kind == "resume-run" and row.status == "paused":
+            self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
+
+    def _order_runs(self) -> None:
+        """Carry out the commands about runs that are over."""
+        for order in self._orders.about_runs("delete-run", "extend-run") if self._home is not None else ():
+            assert self._home is not None
+            (self._remove if order.kind == "delete-run" else self._extend)(order, self._home)
+
+    def _remove(self, order: Order, home: AggregatorHome) -> None:
+        """Do the next step of a command to delete a run, and answer it after the last one, or with a refusal."""
+        steps = self._removals.get(order.id)
+        if steps is None:
+            drop = self._fleet.drop_uploads
+            steps = self._removals[order.id] = removing(self._store, home, order.run_id, order.who, drop)
+        try:
+            with self.with_reserve():  # what is deleted makes space
+                next(steps)
+            return
+        except StopIteration:
+            result: dict[str, Any] = {}
+        except NotWritten:
+            del self._removals[order.id]
+            raise
+        except ThinwireError as error:
+            result = error.as_result()
+        del self._removals[order.id]
+        self._orders.done(order, result)
+
+    def _extend(self, order: Order, home: AggregatorHome) -> None:
+        """Carry out a command to give a run that is over more rounds; a refusal is the command's result."""
+        rounds, sets = int(order.args["rounds"]), dict(order.args.get("sets") or {})
+        try:
+            row = extend_run(self._store, home, order.run_id, rounds, sets, order.who, order.id, self._clock.wall)
+            result: dict[str, Any] = {"rounds": row.rounds_total}
+        except NotWritten:
+            raise
+        except ThinwireError as error:
+            result = error.as_result()
+        self._orders.done(order, result)
+
+    def _end_abandoned(self) -> None:
+        """End the runs whose own process died; if the disk is full, the next call tries again."""
+        if self._home is not None and self._clock.now() - self._looked_at >= LOOKED_S:
+            self._looked_at = self._clock.now()
+            with contextlib.suppress(NotWritten):
+                end_abandoned(self._store, self._home)
+
+    def _revoke(self) -> None:
+        """Answer the commands to revoke of the last poll, then carry out new ones."""
+        for order in self._told:
+            rounds = [self._store.aggregated_rounds(device) for device in self._devices([order])]
+            self._orders.done(order, {"rounds": dict(*rounds)})
+        self._told = self._orders.revoked()
+        if self._told:
+            self._store.roster.refresh()  # another process revoked them; no request may pass after `revoke_access`
+        self._fleet.revoke_access(self._devices(self._told))
+
+    def _devices(self, orders: Sequence[Order]) -> list[str]:
+        """Return the present names of the devices that these commands are about by their keys."""
+        found = (self._store.roster.by_fingerprint(str(order.args["fingerprint"])) for order in orders)
+        return [row.name for row in found if row is not None]

@@ -7,9 +7,18 @@ from thinwire.simulation.history import History, RunFailed
 from thinwire.simulation.kept import HeldSpool
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.run import reported, run_scripted, run_sim, simulate
-from thinwire.simulation.scripted_device import LogNormal, Paced, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
+from thinwire.simulation.scripted_device import (
+    LogNormal,
+    Paced,
+    Script,
+    ScriptedDevice,
+    SyntheticUpdates,
+    Trained,
+    Training,
+    Turn,
+    Work,
+)
 from thinwire.simulation.scripted_fleet import ScriptedFleet
-from thinwire.simulation.training_device import Trained, Training
 
 __all__ = [
     "HeldSpool", "History", "LocalFleet", "LocalLink", "LogNormal", "Paced", "RunFailed", "Script", "ScriptedDevice",

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from thinwire.cli import console
+from thinwire.cli import service as aggregator_service
 from thinwire.cli.aggregator import tls, users
 from thinwire.cli.aggregator.evaluate import evaluate
 from thinwire.cli.params import Follow, Home, Json, Lines
-from thinwire.cli.service import commands as aggregator_service
 from thinwire.core import formatting
 
 app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)

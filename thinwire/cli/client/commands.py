@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli import console
+from thinwire.cli import service as client_service
 from thinwire.cli.client import kept_runs
 from thinwire.cli.local_state import StartOptions, again, chosen, is_joined, joined_url, named
 from thinwire.cli.params import ClientName, Data, Follow, Home, Json, Lines, NewName, OneName
-from thinwire.cli.service import commands as client_service
 from thinwire.core import formatting
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
@@ -184,7 +184,7 @@ def logs(
     home: Home = None,
 ) -> None:
     """Show a client's log, what its task printed, or the last error of the task's code."""
-    from thinwire.cli.service.commands import journal
+    from thinwire.cli.service import journal
     from thinwire.client.worker_process import LOG
     from thinwire.core.errors import NotFound
     from thinwire.core.log_file import LOG_FILE, last_lines, new_lines

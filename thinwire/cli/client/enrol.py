@@ -193,7 +193,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     With `force` the state is deleted even without a response of the aggregator. The key is deleted last, so that an
     interrupted command can be typed again.
     """
-    from thinwire.cli.service.commands import service
+    from thinwire.cli.service import service
     from thinwire.client.run_store import delete_learned
     from thinwire.core.errors import NotFound, Refused, ThinwireError, Unreachable
     from thinwire.core.statedir import find_home, hold, holder, sync_path

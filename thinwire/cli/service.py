@@ -22,7 +22,7 @@ from thinwire.cli.local_state import StartOptions, chosen, trusted
 from thinwire.cli.params import ClientName, Home, Print, System
 
 if TYPE_CHECKING:
-    from thinwire.cli.service.systemd import Systemd, Unit
+    from thinwire.cli.systemd import Systemd, Unit
 
 aggregator_app = typer.Typer(name="service", help="The aggregator as a systemd service.", no_args_is_help=True)
 
@@ -44,7 +44,7 @@ def install_aggregator(
     Beyond loopback, or with names or a proxy, the aggregator's service starts it, because it issues its certificate.
     """
     from thinwire.cli.params import Address
-    from thinwire.cli.service.systemd import Systemd
+    from thinwire.cli.systemd import Systemd
     from thinwire.core.errors import UsageError
 
     at, manager = home_of(home, system), Systemd(system)
@@ -67,7 +67,7 @@ def install_aggregator(
 @aggregator_app.command("uninstall")
 def uninstall_aggregator(system: System = False) -> None:
     """Stop the services of aggregator and dashboard and remove their units; runs, devices and keys stay."""
-    from thinwire.cli.service.systemd import Systemd
+    from thinwire.cli.systemd import Systemd
 
     manager = Systemd(system)
     remove_unit(NAME, manager)
@@ -97,7 +97,7 @@ def install_client(
     home: Home = None,
 ) -> None:
     """Install `client start` as a systemd service, with these options or those of its last start."""
-    from thinwire.cli.service.systemd import Systemd
+    from thinwire.cli.systemd import Systemd
     from thinwire.core.errors import UsageError
 
     at = home_of(home, system)
@@ -117,7 +117,7 @@ def install_client(
 @client_app.command("uninstall")
 def uninstall_client(name: ClientName = None, system: System = False, home: Home = None) -> None:
     """Stop the service and remove its unit; key, residuals and outbox stay."""
-    from thinwire.cli.service.systemd import Systemd
+    from thinwire.cli.systemd import Systemd
 
     remove_unit(_unit(chosen(name, home_of(home, system))), Systemd(system))
 
@@ -136,7 +136,7 @@ def service(name: str) -> str:
 
 def _manager_of(unit: str) -> Systemd | None:
     """Return the service manager that has this unit: the user's before the machine's; None without one."""
-    from thinwire.cli.service.systemd import Systemd
+    from thinwire.cli.systemd import Systemd
 
     return next((manager for manager in (Systemd(), Systemd(system=True)) if manager.has(f"{unit}.service")), None)
 
@@ -185,7 +185,7 @@ def unit_of(
     name: str, says: str, command: str, start: StartOptions, state: Path, home: Path, manager: Systemd, **more: Any
 ) -> Unit:
     """Return the unit that runs `thinwire COMMAND` with the options of `start`, in its folder."""
-    from thinwire.cli.service.systemd import Unit
+    from thinwire.cli.systemd import Unit
 
     return Unit(
         name, says, (*_program(), *command.split(), *start.words()), start.folder, state,

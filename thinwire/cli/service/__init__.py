@@ -1,1 +1,0 @@
-"""Services of systemd that keep `thinwire aggregator start` and `thinwire client start` running."""

@@ -184,7 +184,7 @@ def test_a_snapshot_of_an_extended_run_is_its_state(tmp_path: Path) -> None:
     for _, event in site.store.events(run_id):
         whole.apply(event)
     assert whole.references_from == 4
-    assert snapshot.read(snapshot.write(whole)) == whole
+    assert snapshot.parse(snapshot.serialize(whole)) == whole
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def law(story: Story) -> None:
     delay = story.plan.local.delay
     whole, before = state_of(events, delay), RunState(delay)
     for at in range(len(events)):
-        resumed = snapshot.read(snapshot.write(before))
+        resumed = snapshot.parse(snapshot.serialize(before))
         assert resumed == before, f"before event {at}"
         if at % 5 == 0:
             for event in events[at:]:
@@ -70,16 +70,16 @@ def test_of_devices_with_work_and_codecs_of_their_own(story: Story) -> None:
     "text", ["", "{}", "[]", "null", "{", '{"format":"x","state":[]}', '{"format":"FORMAT","state":[1,2]}', "1" * 5000]
 )
 def test_what_is_no_snapshot_of_this_version_is_not_read(text: str) -> None:
-    assert snapshot.read(text.replace("FORMAT", snapshot.fingerprint())) is None
+    assert snapshot.parse(text.replace("FORMAT", snapshot.fingerprint())) is None
 
 
 def test_one_that_is_too_large_is_neither_written_nor_read() -> None:
     state = RunState()
-    text = snapshot.write(state)
+    text = snapshot.serialize(state)
     with patch.object(snapshot, "MAX_SNAPSHOT_BYTES", len(text) - 1):
-        assert snapshot.write(state) == ""
-        assert snapshot.read(text) is None
-    assert snapshot.read(text) == state
+        assert snapshot.serialize(state) == ""
+        assert snapshot.parse(text) is None
+    assert snapshot.parse(text) == state
 
 
 def test_places_that_share_an_object_share_it_again() -> None:

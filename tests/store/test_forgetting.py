@@ -98,15 +98,15 @@ def test_the_pseudonym_stands_where_the_name_stood_and_nowhere_else(store: Store
 
 
 def test_a_replay_gives_the_same_state_with_the_pseudonym(store: Store, story: PrivateStory):
-    before = snapshot.write(replayed(story, events_of(store, story)))
+    before = snapshot.serialize(replayed(story, events_of(store, story)))
     found = store.forget_device(GONE, "me")
     assert found is not None
     assert GONE in before
     events = events_of(store, story)
     whole = replayed(story, events)
-    assert whole == snapshot.read(before.replace(GONE, found.pseudonym))
+    assert whole == snapshot.parse(before.replace(GONE, found.pseudonym))
     for at in range(len(events)):
-        resumed = snapshot.read(snapshot.write(replayed(story, events[:at])))
+        resumed = snapshot.parse(snapshot.serialize(replayed(story, events[:at])))
         assert replayed(story, events[at:], resumed) == whole, f"a snapshot before event {at}, and the tail"
 
 

@@ -164,7 +164,7 @@ class RunContext:
         if opened.round % snapshot.SNAPSHOT_ROUNDS and self._since_snapshot < snapshot.SNAPSHOT_EVENTS:
             return ""
         self._since_snapshot = 0
-        return snapshot.write(self.past)
+        return snapshot.serialize(self.past)
 
     def status(self, status: RunStatus, text: str, exit_code: int = 0) -> None:
         """Record the status of the run, once for each change."""

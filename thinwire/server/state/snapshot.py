@@ -34,13 +34,13 @@ SNAPSHOT_EVENTS = 20_000  # a run of many clients does not wait for so many roun
 MAX_SNAPSHOT_BYTES = 64 * 2**20
 
 
-def write(state: RunState) -> str:
+def serialize(state: RunState) -> str:
     """Return the snapshot of a state; "" if it would be larger than `MAX_SNAPSHOT_BYTES`."""
     text = json.dumps({"format": fingerprint(), "state": _Writer().plain(state, RunState)}, separators=(",", ":"))
     return text if len(text) <= MAX_SNAPSHOT_BYTES else ""
 
 
-def read(text: str) -> RunState | None:
+def parse(text: str) -> RunState | None:
     """Return the state of a snapshot; None if this version did not write it, or it is damaged."""
     if len(text) > MAX_SNAPSHOT_BYTES:
         return None
@@ -60,7 +60,7 @@ def restore(store: Store, run_id: str, empty: RunState) -> tuple[RunState, Itera
     Without a snapshot that this version can read, return the `empty` state and the whole journal.
     """
     after, text = store.snapshot(run_id)
-    found = read(text) if text else None
+    found = parse(text) if text else None
     return (found, store.stream(run_id, after)) if found else (empty, store.stream(run_id))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.codec_examples import made
 from thinwire.aggregation import Downlink, ModelReplica, digest, read_model, write_model
-from thinwire.aggregation.downlink import Announcement, named_tensors, require_downlink, way
+from thinwire.aggregation.downlink import Announcement, changes_since, named_tensors, require_downlink
 from thinwire.compression import Contractive, parse
 from thinwire.core import Key, Layout, Part, Tensor
 from thinwire.core.errors import BadPayload, CodecError, DataLost
@@ -40,7 +40,7 @@ class Sender:
 
     def frames_for(self, held: int | None) -> list[tuple[str, bytes]]:
         sizes = {version: sum(map(len, changes)) for version, changes in self.log.items()}
-        versions = way(held, self.down.version, sizes, full=4 * LAYOUT.size)
+        versions = changes_since(held, self.down.version, sizes, full=4 * LAYOUT.size)
         if versions is not None:
             return [(f"{v}/{i}", change) for v in versions for i, change in enumerate(self.log[v])]
         full = parse("identity").bind(LAYOUT)

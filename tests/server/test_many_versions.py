@@ -64,15 +64,15 @@ class Aggregator:
         """Bring a device to the newest version; gives the names of the parts that it took."""
         if replica.version is not None:
             self.past.bases.held[device] = replica.version
-        parcel = self.sending.parcel(device)
+        payload = self.sending.payload_for(device)
         base = self.past.bases.newest
         assignment = Assignment(
-            "x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=parcel.parts
+            "x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=payload.parts
         )
-        buffers = take_base(assignment, self.sending.bundle(parcel), replica)
+        buffers = take_base(assignment, self.sending.bundle(payload), replica)
         assert buffers is not None
         assert buffers[0] == base.version
-        return tuple(part.name for part in parcel.parts)
+        return tuple(part.name for part in payload.parts)
 
 
 @pytest.mark.parametrize("spec", CHAINS)

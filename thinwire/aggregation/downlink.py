@@ -110,14 +110,16 @@ class Downlink:
         return payload
 
 
-def way(held: int | None, newest: int, sizes: Mapping[int, int], full: int) -> range | None:
+def changes_since(held: int | None, newest: int, sizes: Mapping[int, int], full: int) -> range | None:
     """Return the versions whose changes lead from `held` to `newest`, or None for the full model.
 
     None means that the full model is shorter or the only way. `sizes` holds the bytes of each logged version's change,
     `full` the bytes of the model.
 
-    >>> way(3, 5, {4: 10, 5: 10}, full=100), way(2, 5, {4: 10, 5: 10}, full=100), way(3, 5, {4: 10, 5: 90}, full=100)
-    (range(4, 6), None, None)
+    >>> changes_since(3, 5, {4: 10, 5: 10}, full=100), changes_since(2, 5, {4: 10, 5: 10}, full=100)
+    (range(4, 6), None)
+    >>> changes_since(3, 5, {4: 10, 5: 90}, full=100) is None
+    True
     """
     if held is None or held > newest:
         return None
@@ -152,16 +154,16 @@ class ModelReplica:
         """
         made, held = None, self.version
         for name, payload in frames:
-            way, _, index = name.partition("/")
-            if not (is_number(index) and int(index) < len(self.layout.segments) and (way == FULL or is_number(way))):
+            base, _, index = name.partition("/")
+            if not (is_number(index) and int(index) < len(self.layout.segments) and (base == FULL or is_number(base))):
                 raise BadPayload(f"a part called {name!r}", why="it is full/SEGMENT or VERSION/SEGMENT")
             segment = self.layout.segments[int(index)]
-            if way == FULL:
+            if base == FULL:
                 made = np.zeros(self.layout.size, np.float32) if made is None else made
                 made[segment.span] = self.full.decode(payload, segment.index)
             elif held is None:
                 raise BadPayload("changes to a model that is not held")
-            elif int(way) > held:
+            elif int(base) > held:
                 made = self.params.copy() if made is None else made
                 self.codec.decode_add(payload, 1.0, made[segment.span], segment=segment.index)
         made = self.params if made is None else made

@@ -220,9 +220,9 @@ class RunContext:
         made, assigned = self.training(assignment_id), self.past.ledger.find(assignment_id)
         assert assigned is not None
         base = self.past.bases.of(assigned.base_version)
-        parcel = self.sending.whole(base)
-        assignment = replace(made.assignment, base_version=base.version, base_digest=base.digest, parts=parcel.parts)
-        return Envelope(made.device, assignment, self.sending.bundle(parcel))
+        payload = self.sending.whole(base)
+        assignment = replace(made.assignment, base_version=base.version, base_digest=base.digest, parts=payload.parts)
+        return Envelope(made.device, assignment, self.sending.bundle(payload))
 
     def evaluating(self, device: str, assignment_id: str, deadline_s: float) -> Envelope:
         """Return an assignment to evaluate the newest model version."""
@@ -232,7 +232,7 @@ class RunContext:
         self, device: str, assignment_id: str, kind: AssignmentKind, number: int, deadline_s: float
     ) -> Envelope:
         past, plan = self.past, self.plan
-        base, parcel = past.bases.newest, self.sending.parcel(device, but=assignment_id)
+        base, payload = past.bases.newest, self.sending.payload_for(device, but=assignment_id)
         assigned = past.ledger.find(assignment_id)
         together = self.mode.summed_together(self, number) if kind == "train" else 0
         assignment = Assignment(
@@ -248,7 +248,7 @@ class RunContext:
             codec=(assigned.codec if assigned else "") or self.codec,
             work=work_of(plan, together, assigned.work if assigned else None),
             deadline_s=deadline_s,
-            parts=parcel.parts,
+            parts=payload.parts,
             references_from=past.references_from,
             outcomes=past.ledger.outcomes.of(device, past.kept, assigned if past.ledger.pipelined else None),
             is_follow_up=past.ledger.is_follow_up(assignment_id),
@@ -256,7 +256,7 @@ class RunContext:
             secure=self.mode.secure_work(self, number) if kind == "train" else None,
             evaluates=assigned.evaluates if assigned else True,
         )
-        return Envelope(device, assignment, self.sending.bundle(parcel))
+        return Envelope(device, assignment, self.sending.bundle(payload))
 
     def poll(self, wait_s: float) -> Iterable[Arrival]:
         """Return what arrived within `wait_s` seconds, after noting which devices are connected.

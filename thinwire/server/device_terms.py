@@ -73,7 +73,7 @@ def weights_of(running: RunContext, number: int, candidates: Sequence[str]) -> S
     if selection == "speed":
         return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "step")
     up = update_bytes(codecs_of(running)[-1], running.layout, running.past.codecs.came)
-    sent = {d: workload(plan, number, running.sending.parcel(d).size, up) for d in candidates}
+    sent = {d: workload(plan, number, running.sending.payload_for(d).size, up) for d in candidates}
     return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "exchange")
 
 
@@ -149,7 +149,9 @@ def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
     plan, local = running.plan, running.plan.local
     known = running.known.device(device, work_key(plan, running.layout))
     up = update_bytes(running.codec, running.layout, running.past.codecs.came)
-    rest = known.seconds(workload(plan, 1, running.sending.parcel(device).size, up))  # no local step, but an evaluation
+    rest = known.seconds(
+        workload(plan, 1, running.sending.payload_for(device).size, up)
+    )  # no local step, but an evaluation
     if known.step is None or known.epoch_steps is None or rest is None:
         return None
     examples = round(known.epoch_steps.p50 * local.batch * local.accumulate)

@@ -31,7 +31,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from thinwire.aggregation import write_model
-from thinwire.aggregation.downlink import BUFFERS, FIXED, FULL, Downlink, read_fixed, read_version, way
+from thinwire.aggregation.downlink import (
+    BUFFERS,
+    FIXED,
+    FULL,
+    Downlink,
+    changes_since,
+    read_fixed,
+    read_version,
+)
 from thinwire.aggregation.mean import pack_fixed
 from thinwire.core.errors import DataLost
 from thinwire.core.events import ModelStored, ReplicaStored
@@ -292,7 +300,7 @@ class ModelDistributor:
         full = [(part.name, part.length, part.sha256) for part in parts]
         return [ReplicaStored(at, version, digest, replica.name, full, change.name, rows)]
 
-    def parcel(self, device: str, but: str = "") -> ModelPayload:
+    def payload_for(self, device: str, but: str = "") -> ModelPayload:
         """Return the parts that bring this device to the newest version, in the smaller of the two forms.
 
         In a pipelined run the device will have completed its earlier assignments by then. `but` names the new
@@ -303,7 +311,7 @@ class ModelDistributor:
             held = self.past.will_hold(device, but)
             log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
             sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
-            if (versions := way(held, base.version, sizes, _size(base.parts))) is not None:
+            if (versions := changes_since(held, base.version, sizes, _size(base.parts))) is not None:
                 return _changes(base, [log[version] for version in versions], held)
         return self.whole(base)
 
@@ -320,17 +328,17 @@ class ModelDistributor:
             return "", ()
         return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
 
-    def bundle(self, parcel: ModelPayload) -> Path | None:
-        """Return the file with the parcel's parts one after the other, and write it if it is missing; None
+    def bundle(self, payload: ModelPayload) -> Path | None:
+        """Return the file with the payload's parts one after the other, and write it if it is missing; None
         without parts.
         """
-        if not parcel.parts:
+        if not payload.parts:
             return None
-        path = self.versions.folder / parcel.name
-        made = len(parcel.pieces) == 1 and parcel.pieces[0][0] == parcel.name
-        if not made and not (path.exists() and path.stat().st_size == parcel.size):
+        path = self.versions.folder / payload.name
+        made = len(payload.pieces) == 1 and payload.pieces[0][0] == payload.name
+        if not made and not (path.exists() and path.stat().st_size == payload.size):
             self.versions.bundles.add(path)
-            write_atomically(path, b"".join(self._read(*piece) for piece in parcel.pieces))
+            write_atomically(path, b"".join(self._read(*piece) for piece in payload.pieces))
         return path
 
     def _read(self, file: str, start: int, length: int) -> bytes:
@@ -348,12 +356,12 @@ class ModelDistributor:
             return None
         self._lost.add(device)
         if assignment.base_version == self.past.version:
-            parcel = self.parcel(device)
+            payload = self.payload_for(device)
         elif self.past.ledger.pipelined and self.past.ledger.is_outstanding(device, assignment.assignment_id):
-            parcel = self.whole(self.past.bases.of(assignment.base_version))  # pipelined: its round is still open
+            payload = self.whole(self.past.bases.of(assignment.base_version))  # pipelined: its round is still open
         else:
             return None  # its round is closed, and its version replaced: the next assignment carries the whole model
-        return replace(envelope, assignment=replace(assignment, parts=parcel.parts), bundle=self.bundle(parcel))
+        return replace(envelope, assignment=replace(assignment, parts=payload.parts), bundle=self.bundle(payload))
 
     def note_reply(self, device: str) -> None:
         """Note that the device replied, so it holds the version that its reply was made from."""
@@ -363,7 +371,7 @@ class ModelDistributor:
 def _changes(
     base: ModelStored | ReplicaStored, log: Sequence[tuple[str, Sequence[Row]]], held: int | None
 ) -> ModelPayload:
-    """Return a parcel of successive changes, followed by the buffers, which exist only in the newest version."""
+    """Return a payload of successive changes, followed by the buffers, which exist only in the newest version."""
     rows, pieces = [row for _, rows in log for row in rows], [(file, 0, _size(rows)) for file, rows in log]
     if base.parts[-1][0] == BUFFERS:
         rows.append(base.parts[-1])

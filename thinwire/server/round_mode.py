@@ -233,7 +233,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
     if not mode.may_open(running, cohort, min_updates):
         return None
     timed, wanted = mode.timed(running, cohort, min_updates)
-    sizes = {device: running.sending.parcel(device).size for device in timed}
+    sizes = {device: running.sending.payload_for(device).size for device in timed}
     codecs = codecs_of(running)
     decides = plan.cohort.deadline_s == "auto" or len(codecs) > 1
     times = expected(running, number, sizes, codecs) if decides else {}

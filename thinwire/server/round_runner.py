@@ -253,7 +253,7 @@ class RoundRunner:
                     if running.sent.find(device, assignment_id) is None:
                         assigned.append(assignment_id)
                 case round_events.SelectReplacement(device, assignment_id):
-                    size, left_s = running.sending.parcel(device).size, action.deadline_s
+                    size, left_s = running.sending.payload_for(device).size, action.deadline_s
                     own = own_terms(running, number, device, size, left_s)
                     base, why, instead_of = action.base_version, action.why, action.instead_of
                     facts.append(

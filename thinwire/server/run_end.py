@@ -186,7 +186,7 @@ def _measured_before(running: RunContext) -> list[ReplyHeader]:
         device = header.update_id.device
         if assignment_id == evaluation_id_of(running.run_id, running.past.version, device) and device not in revoked:
             found.append(running.deferred.pop(assignment_id))
-            running.measuring[assignment_id] = running.sending.parcel(device).size
+            running.measuring[assignment_id] = running.sending.payload_for(device).size
     return found
 
 

@@ -62,7 +62,7 @@ from thinwire.core.types import SecureWork, State, Vector
 from thinwire.privacy.accounting import Release, noise_for
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
-from thinwire.server.policy.cohort import poisson
+from thinwire.server.policy.cohort import poisson_sample
 
 DELTA = 1e-4
 NONE, CENTRAL, DISTRIBUTED, SPARSE, FLOWER = "none", "central", "distributed", "distributed 0.25", "flower"
@@ -238,7 +238,7 @@ def measure_one(arm: str, epsilon: float, seed: int, draw: int, clients: int, ta
 
 def sample(clients: int, rng: SystemRng) -> list[int]:
     """Return the clients of one round by the coins of the product."""
-    return [int(one) for one in poisson([str(client) for client in range(clients)], SAMPLING_RATE, rng)]
+    return [int(one) for one in poisson_sample([str(client) for client in range(clients)], SAMPLING_RATE, rng)]
 
 
 def measure(preset: Preset, folder: Path, workers: int = 1) -> tuple[list[dict[str, Any]], dict[str, float]]:

@@ -13,7 +13,7 @@ from thinwire.core.plan_values import Target
 from thinwire.reports.reason_text import deadline_sentence, sentence
 from thinwire.server.evaluation import better, pooled, spread
 from thinwire.server.policy.assignment_terms import auto_deadline, evaluation_deadline
-from thinwire.server.policy.cohort import choose, missing
+from thinwire.server.policy.cohort import select_clients, wait_reason
 from thinwire.server.policy.eligibility import ConnectedDevices, Eligibility, mismatch
 
 
@@ -27,8 +27,8 @@ devices = st.lists(st.sampled_from([f"pi-{i:02}" for i in range(20)]), unique=Tr
 @settings(deadline=None)
 @given(devices, st.integers(1, 50), st.integers(1, 8))
 def test_the_draw_depends_on_seed_round_and_candidates_only(present: list[str], number: int, count: int) -> None:
-    first = choose(plan(clients=count), number, present, {}, {})
-    assert first == choose(plan(clients=count), number, list(reversed(present)), {}, {})
+    first = select_clients(plan(clients=count), number, present, {}, {})
+    assert first == select_clients(plan(clients=count), number, list(reversed(present)), {}, {})
     assert len(first.selected) == min(count, len(present))
     assert set(first.selected) <= set(present)
 
@@ -37,13 +37,13 @@ def test_every_device_is_drawn_about_as_often() -> None:
     present = [f"pi-{i}" for i in range(10)]
     counts = dict.fromkeys(present, 0)
     for number in range(1000):
-        for device in choose(plan(clients=3), number, present, {}, {}).selected:
+        for device in select_clients(plan(clients=3), number, present, {}, {}).selected:
             counts[device] += 1
     assert all(230 <= count <= 370 for count in counts.values()), counts  # 300 +- 5 sigma
 
 
 def test_those_not_selected_have_a_reason_unless_they_were_not_sampled() -> None:
-    cohort = choose(plan(clients=1), 4, ["a", "b", "c", "d"], {"a": "has no task"}, {"b": 3})
+    cohort = select_clients(plan(clients=1), 4, ["a", "b", "c", "d"], {"a": "has no task"}, {"b": 3})
     assert sentence(cohort.reasons["a"]) == "has no task"
     assert cohort.reasons["b"] == [("busy", {"round": 3})]
     assert len(cohort.selected) == 1
@@ -52,42 +52,42 @@ def test_those_not_selected_have_a_reason_unless_they_were_not_sampled() -> None
 
 def test_a_fraction_is_of_those_present_and_over_selection_assignments_more_than_it_wants() -> None:
     present = [f"pi-{i}" for i in range(10)]
-    assert len(choose(plan(clients=0.25), 1, present, {}, {}).selected) == 3
-    wide = choose(plan(clients=4, over_select=0.5), 1, present, {}, {})
+    assert len(select_clients(plan(clients=0.25), 1, present, {}, {}).selected) == 3
+    wide = select_clients(plan(clients=4, over_select=0.5), 1, present, {}, {})
     assert (len(wide.selected), wide.target_updates) == (6, 4)
 
 
 def test_waiting_names_the_missing_and_the_unable() -> None:
-    said = missing(plan(wait_for=["pi-04", "pi-05", "pi-07"]), ["pi-05", "pi-07"], {"pi-07": "has no task 't'"})
+    said = wait_reason(plan(wait_for=["pi-04", "pi-05", "pi-07"]), ["pi-05", "pi-07"], {"pi-07": "has no task 't'"})
     assert said == "waiting: 1 of 3 devices (missing pi-04; pi-07 has no task 't')"
-    assert missing(plan(wait_for=2), ["a", "b"], {}) is None
+    assert wait_reason(plan(wait_for=2), ["a", "b"], {}) is None
 
 
 def test_waiting_says_that_fewer_devices_are_known_than_are_waited_for() -> None:
-    said = missing(plan(wait_for=5), ["a", "b"], {}, known=lambda: 3)
+    said = wait_reason(plan(wait_for=5), ["a", "b"], {}, known=lambda: 3)
     assert said == "waiting: 2 of 5 devices (only 3 known: more have to join)"
-    assert missing(plan(wait_for=5), ["a", "b"], {}, known=lambda: 5) == "waiting: 2 of 5 devices"
+    assert wait_reason(plan(wait_for=5), ["a", "b"], {}, known=lambda: 5) == "waiting: 2 of 5 devices"
 
 
 def test_waiting_says_something_of_few_devices_where_many_are_unable() -> None:
-    said = missing(plan(wait_for=1), list("abcdefg"), dict.fromkeys("abcdefg", "is shy"))
+    said = wait_reason(plan(wait_for=1), list("abcdefg"), dict.fromkeys("abcdefg", "is shy"))
     assert said == "waiting: 0 of 1 device (a is shy; b is shy; c is shy; d is shy; e is shy; and 2 more)"
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_round_that_selects_fewer_than_a_step_needs_is_waited_with(begun: bool) -> None:
     count = plan(min_updates=3)
-    said = missing(count, ["a", "b", "c"], {"c": "has no task"}, begun)
+    said = wait_reason(count, ["a", "b", "c"], {"c": "has no task"}, begun)
     more = "more devices have to connect, or to be free"
     assert said == f"waiting: of 2 devices a round selects 2, and [cohort] min_updates = 3: {more} (c has no task)"
-    assert missing(count, ["a", "b", "c"], {}, begun) is None
+    assert wait_reason(count, ["a", "b", "c"], {}, begun) is None
     half = plan(clients=0.5, min_updates=3)
-    said = missing(half, list("abcd"), {}, begun)
+    said = wait_reason(half, list("abcd"), {}, begun)
     assert said == f"waiting: of 4 devices a round selects 2, and [cohort] min_updates = 3: {more}"
-    assert missing(half, list("abcde"), {}, begun) is None
+    assert wait_reason(half, list("abcde"), {}, begun) is None
     wide = plan(clients=0.5, min_updates=3, over_select=0.5)
-    assert missing(wide, list("abcd"), {}, begun) is None
-    assert missing(plan(wait_for=["a"], min_updates=2), ["a", "b"], {}, begun) is None
+    assert wait_reason(wide, list("abcd"), {}, begun) is None
+    assert wait_reason(plan(wait_for=["a"], min_updates=2), ["a", "b"], {}, begun) is None
 
 
 @settings(deadline=None)
@@ -96,8 +96,8 @@ def test_whenever_nobody_is_waited_for_a_round_selects_as_many_as_a_step_needs(
     present: list[str], least: int, clients: str | float, excess: float
 ) -> None:
     given = plan(clients=clients, min_updates=least, over_select=0.0 if clients == "all" else excess)
-    if missing(given, present, {}) is None:
-        assert choose(given, 1, present, {}, {}).wanted >= least
+    if wait_reason(given, present, {}) is None:
+        assert select_clients(given, 1, present, {}, {}).wanted >= least
 
 
 def test_a_device_is_matched_by_layout_version_or_digest() -> None:

@@ -38,7 +38,7 @@ from thinwire.privacy.noise_plan import noise_plan, spending
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.server import private_mode
 from thinwire.server.model_store import Versions
-from thinwire.server.policy.cohort import poisson
+from thinwire.server.policy.cohort import poisson_sample
 from thinwire.simulation.scripted_device import Turn
 from thinwire.store import Store
 
@@ -65,7 +65,7 @@ class World(crashes.World):
 def of_coins(*samples: str) -> Any:
     """Let the coins of each round give the next of these samples; a round that draws twice takes two."""
     left = iter(samples)
-    return patch.object(private_mode, "poisson", lambda population, rate, rng: tuple(next(left)))
+    return patch.object(private_mode, "poisson_sample", lambda population, rate, rng: tuple(next(left)))
 
 
 undisturbed = undisturbed_once(World)
@@ -168,9 +168,9 @@ def test_the_population_is_everyone_enrolled_at_the_start_and_stays_so(tmp_path:
     def coins(population: Sequence[str], rate: float, rng: SecretRng) -> tuple[str, ...]:
         populations.append(tuple(population))
         enrol(world.home.database, f"later-{len(populations)}")
-        return poisson(population, rate, rng)
+        return poisson_sample(population, rate, rng)
 
-    with patch.object(private_mode, "poisson", coins):
+    with patch.object(private_mode, "poisson_sample", coins):
         made = world.live()
     assert populations == [(*NAMES, "never-there")] * 3
     assert made.of(RoundOpened)[0].added == [*NAMES, "never-there"]
@@ -189,7 +189,7 @@ def test_no_device_is_renamed_while_a_sampled_run_goes_on(tmp_path: Path) -> Non
         refused.append(caught.value.what)
         return ("a",)
 
-    with patch.object(private_mode, "poisson", coins):
+    with patch.object(private_mode, "poisson_sample", coins):
         assert world.live().status == "done"
     assert refused == ["e may take part in toy-1, which is not over"] * 3
     with Store.open(world.home.database) as store:
@@ -202,7 +202,7 @@ def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tm
     drawn = list[tuple[str, ...]]()
 
     def noted(population: Any, rate: float, rng: Any) -> tuple[str, ...]:
-        drawn.append(poisson(population, rate, rng))
+        drawn.append(poisson_sample(population, rate, rng))
         return drawn[-1]
 
     def check(again: Outcome, where: str) -> None:
@@ -214,7 +214,7 @@ def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tm
         assert all(sample in draws for sample in samples), f"{where}: these draws, in their order"
         assert len(drawn) <= 4, f"{where}: at most one draw was lost with its process"
 
-    with patch.object(private_mode, "poisson", noted):
+    with patch.object(private_mode, "poisson_sample", noted):
         killed(World, tmp_path, places, check)
 
 
@@ -251,7 +251,7 @@ DRAWS, CHANCE = 4000, 0.3
 def coins() -> Coins:
     rng, rows = SystemRng(), np.zeros((DRAWS, len(POPULATION)))
     for row in rows:
-        sample = set(poisson(POPULATION, CHANCE, rng))
+        sample = set(poisson_sample(POPULATION, CHANCE, rng))
         row[:] = [device in sample for device in POPULATION]
     return rows
 
@@ -287,7 +287,7 @@ class Words:
 
 
 def test_a_word_below_the_rate_samples_and_the_rate_itself_does_not() -> None:
-    assert poisson("abcd", 0.25, Words()) == ("a", "c")
+    assert poisson_sample("abcd", 0.25, Words()) == ("a", "c")
 
 
 def test_the_ledger_of_a_device_books_the_cost_without_amplification() -> None:

@@ -21,7 +21,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
 from thinwire.reports.reason_text import sentence
 from thinwire.server.concurrency import at_work_before, place_s, slowest_s
-from thinwire.server.policy.cohort import LEAST, choose, draw, weights
+from thinwire.server.policy.cohort import LEAST, sample, select_clients, weights
 from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
@@ -52,15 +52,15 @@ def test_a_draw_depends_on_seed_round_candidates_and_weights_only(
     seconds: dict[str, float | None], number: int, count: int, order: object
 ) -> None:
     found, candidates = weights("link", seconds, "exchange"), sorted(seconds)
-    drawn = draw(3, number, candidates, min(count, len(candidates)), found)
-    assert drawn == draw(3, number, candidates, min(count, len(candidates)), found)
-    assert len(set(drawn)) == min(count, len(candidates)) and set(drawn) <= set(candidates)
+    sampled = sample(3, number, candidates, min(count, len(candidates)), found)
+    assert sampled == sample(3, number, candidates, min(count, len(candidates)), found)
+    assert len(set(sampled)) == min(count, len(candidates)) and set(sampled) <= set(candidates)
 
 
 def test_the_slowest_is_drawn_less_often_and_again_and_again() -> None:
     seconds = {**{f"pi-{i}": 1.0 for i in range(9)}, "pi-9": 1e6}
     found = weights("speed", seconds, "step")
-    counts = Counter(device for number in range(2000) for device in draw(3, number, sorted(seconds), 3, found))
+    counts = Counter(device for number in range(2000) for device in sample(3, number, sorted(seconds), 3, found))
     assert 40 < counts["pi-9"] < 160, counts  # about an eighth of what the others have
     assert all(550 < counts[f"pi-{i}"] < 750 for i in range(9)), counts
 
@@ -68,16 +68,18 @@ def test_the_slowest_is_drawn_less_often_and_again_and_again() -> None:
 def test_nobody_is_preferred_while_nobody_is_measured() -> None:
     present = [f"pi-{i}" for i in range(10)]
     unmeasured = weights("speed", dict.fromkeys(present), "step")
-    uniform = choose(plan(clients=3), 5, present, {}, {})
-    drawn = choose(plan(clients=3, selection="speed"), 5, present, {}, {}, lambda candidates: unmeasured)
-    assert drawn.selected == uniform.selected
-    assert sentence(drawn.sampling) == "sampled by speed: no device is measured yet, so all have the same weight"
+    uniform = select_clients(plan(clients=3), 5, present, {}, {})
+    sampled = select_clients(plan(clients=3, selection="speed"), 5, present, {}, {}, lambda candidates: unmeasured)
+    assert sampled.selected == uniform.selected
+    assert sentence(sampled.sampling) == "sampled by speed: no device is measured yet, so all have the same weight"
 
 
 def test_who_was_not_drawn_is_told_its_weights() -> None:
     found = weights("speed", {"a": 1.0, "b": 1.0, "c": 4.0, "d": None}, "step")
     for number in range(20):
-        cohort = choose(plan(clients=2, selection="speed"), number, list("abcd"), {}, {}, lambda candidates: found)
+        cohort = select_clients(
+            plan(clients=2, selection="speed"), number, list("abcd"), {}, {}, lambda candidates: found
+        )
         assert set(cohort.selected) | set(cohort.reasons) == set("abcd")
         if "c" in cohort.reasons:
             assert sentence(cohort.reasons["c"]) == (
@@ -87,9 +89,9 @@ def test_who_was_not_drawn_is_told_its_weights() -> None:
 
 def test_a_cohort_larger_than_may_be_at_work_is_selected_in_part() -> None:
     present = [f"pi-{i}" for i in range(9)]
-    cohort = choose(plan(clients=6, max_concurrency=4), 2, present, {}, {})
+    cohort = select_clients(plan(clients=6, max_concurrency=4), 2, present, {}, {})
     assert (len(cohort.selected), len(cohort.later), cohort.target_updates) == (4, 2, 6)
-    assert set(cohort.selected + cohort.later) == set(choose(plan(clients=6), 2, present, {}, {}).selected)
+    assert set(cohort.selected + cohort.later) == set(select_clients(plan(clients=6), 2, present, {}, {}).selected)
     assert {sentence(cohort.reasons[d]) for d in cohort.later} == {
         "selected when a concurrency slot is free: at most 4 devices work at once"
     }
@@ -192,19 +194,19 @@ def test_who_is_at_work_on_an_earlier_round_holds_a_place(over: Input) -> None:
 
 def test_a_cohort_finds_as_many_places_as_earlier_rounds_leave() -> None:
     present = [f"pi-{i}" for i in range(5)]
-    cohort = choose(plan(max_concurrency=3), 2, present, {}, {"pi-0": 1}, at_work=1)
+    cohort = select_clients(plan(max_concurrency=3), 2, present, {}, {"pi-0": 1}, at_work=1)
     assert (len(cohort.selected), len(cohort.later), cohort.target_updates) == (2, 2, 4)
 
 
 def test_one_of_a_cohort_is_selected_though_earlier_rounds_hold_all_places() -> None:
     present = [f"pi-{i}" for i in range(5)]
     for at_work in (1, 2):
-        cohort = choose(plan(max_concurrency=1), 2, present, {}, {"pi-0": 1}, at_work=at_work)
+        cohort = select_clients(plan(max_concurrency=1), 2, present, {}, {"pi-0": 1}, at_work=at_work)
         assert (len(cohort.selected), len(cohort.later), cohort.target_updates) == (1, 3, 4)
         assert {sentence(cohort.reasons[d]) for d in cohort.later} == {
             f"no concurrency slot is free: {at_work} devices work on earlier rounds, and at most 1 work at once"
         }
-    assert choose(plan(max_concurrency=1), 2, ["pi-0"], {}, {"pi-0": 1}, at_work=1).selected == ()
+    assert select_clients(plan(max_concurrency=1), 2, ["pi-0"], {}, {"pi-0": 1}, at_work=1).selected == ()
 
 
 def played(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: object) -> list[Event]:

@@ -31,7 +31,7 @@ from thinwire.core.types import ReplyHeader, UpdateId, assignment_id_of
 from thinwire.server.context import RunContext
 from thinwire.server.evaluation import settled
 from thinwire.server.policy.assignment_terms import Deadline
-from thinwire.server.policy.cohort import Cohort, choose_for_buffer
+from thinwire.server.policy.cohort import Cohort, select_for_buffer
 from thinwire.server.round import RoundMachine
 from thinwire.server.round_events import (
     Action,
@@ -218,7 +218,7 @@ class BufferedMode(RoundMode):
         """Return all idle devices, as far as concurrency slots are free."""
         at_work = sum(running.elapsed < assigned.due_s for assigned in running.past.ledger.oldest())
         present, unable = running.presence.devices, running.unable()
-        return choose_for_buffer(self.plan, number, present, unable, self.busy(running), at_work)
+        return select_for_buffer(self.plan, number, present, unable, self.busy(running), at_work)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         """Return True if the buffer selects a device, or can receive a reply without that."""

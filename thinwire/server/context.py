@@ -42,7 +42,7 @@ from thinwire.server.aggregator import Model
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
-from thinwire.server.policy.cohort import missing, short_of
+from thinwire.server.policy.cohort import short_of, wait_reason
 from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
 from thinwire.server.state import snapshot
 from thinwire.server.state.assignment_ledger import AssignmentRecord
@@ -364,7 +364,7 @@ class RunContext:
         """Return the reason why the run waits for devices, or None if it does not."""
         begun, devices, unable = self.past.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
         known, away = self.store.roster.count_known, self.returning() if begun else ()
-        if absent := reconnect_text(away) if away else missing(self.plan, devices, unable, begun, known):
+        if absent := reconnect_text(away) if away else wait_reason(self.plan, devices, unable, begun, known):
             self.leases.wait_for_offline(self.run_id)
             return absent
         if refusal := self.leases.begin(self.run_id):

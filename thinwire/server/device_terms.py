@@ -215,7 +215,7 @@ class Replacements:
 
     def __init__(self, running: RunContext, opened: RoundOpened, assignments: Mapping[str, str]) -> None:
         self._running, self._opened, self._assignments = running, opened, assignments
-        self._drawn = deque(opened.later)  # sampled at the opening: selected first when a slot is free
+        self._sampled = deque(opened.later)  # sampled at the opening: selected first when a slot is free
         self._pool = AbleDevices(running.eligibility, running.past.barred)
 
     def in_time(self, left_s: float) -> Iterator[Replacement]:
@@ -225,15 +225,15 @@ class Replacements:
         The search runs lazily. A round that needs more devices than are free wants those that other runs have.
         """
         running, past, opened = self._running, self._running.past, self._opened
-        while self._drawn and self._drawn[0] in self._assignments:
-            self._drawn.popleft()
+        while self._sampled and self._sampled[0] in self._assignments:
+            self._sampled.popleft()
         terms = left_s, past.took, opened.deadline_s
-        for device in in_time(self._drawn, *terms):
+        for device in in_time(self._sampled, *terms):
             if running.is_free(device):
                 yield self._replacement(device)
-        drawn = set(self._drawn)
+        sampled = set(self._sampled)
         able = self._pool.now(self._assignments, running.elapsed)
-        idle = (device for device in able if device not in drawn and running.is_free(device))
+        idle = (device for device in able if device not in sampled and running.is_free(device))
         for device in replacement_candidates(idle, *terms, running.plan.run.seed, opened.round):
             yield self._replacement(device)
         running.leases.want(running.run_id, running.leases.taken(running.run_id, able))

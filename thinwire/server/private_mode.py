@@ -54,7 +54,7 @@ from thinwire.privacy.tree_aggregation import length_of
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
 from thinwire.server.device_terms import assigned_codec
 from thinwire.server.model_store import HIDDEN
-from thinwire.server.policy.cohort import Cohort, poisson
+from thinwire.server.policy.cohort import Cohort, poisson_sample
 from thinwire.server.privacy_budget import PrivacyBudget
 from thinwire.server.round import Round
 from thinwire.server.round_mode import RoundMode
@@ -336,7 +336,7 @@ class SampledMode(CentralMode):
             for selected in assignments:
                 running.lose(device, "stale", "its round has ended", selected.assignment_id)
         population, barred = tuple(self.population(running)), self.budget.barred(running)
-        sample = poisson(population, self.rate, SystemRng())
+        sample = poisson_sample(population, self.rate, SystemRng())
         here = tuple(device for device in sample if device not in barred)  # a barred device is as an absent one
         return Cohort(population, here, 0, 0, len(population), {})
 

@@ -36,7 +36,7 @@ from thinwire.server.device_terms import (
 )
 from thinwire.server.evaluation import evaluation
 from thinwire.server.policy.assignment_terms import Deadline, in_groups
-from thinwire.server.policy.cohort import Cohort, choose, evaluators, updates_needed
+from thinwire.server.policy.cohort import Cohort, evaluators, select_clients, updates_needed
 from thinwire.server.reducing_aggregator import ReducingAggregator
 from thinwire.server.round import Round, RoundMachine
 from thinwire.server.round_events import RoundConfig
@@ -79,7 +79,7 @@ class RoundMode:
         holding = sum(running.elapsed < lease.until_s for lease in work)
         present, unable = running.presence.devices, running.unable()
         weights = partial(weights_of, running, number)
-        return choose(self.plan, number, present, unable, self.busy(running), weights, holding)
+        return select_clients(self.plan, number, present, unable, self.busy(running), weights, holding)
 
     def excluded(self, running: RunContext, device: str) -> str:
         """Return why no round of this mode may select a device, as a phrase about the device; "" if it may."""

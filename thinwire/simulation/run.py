@@ -44,7 +44,7 @@ from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
-from thinwire.server.policy.cohort import fewest_to_begin, missing
+from thinwire.server.policy.cohort import fewest_to_begin, wait_reason
 from thinwire.server.run import drive
 from thinwire.server.submit import submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
@@ -281,7 +281,7 @@ def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
     """Raise `TooFewClients` if a run would wait for more clients than there are, because no other client ever
     connects.
     """
-    if said := missing(plan, [crowd.name(index) for index in range(crowd.count)], {}):
+    if said := wait_reason(plan, [crowd.name(index) for index in range(crowd.count)], {}):
         least = fewest_to_begin(plan)
         other = (
             "[secure] enabled = false" if plan.secure.enabled else "fewer in [cohort] wait_for, clients and min_updates"

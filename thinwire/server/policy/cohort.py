@@ -1,9 +1,9 @@
 """Selects the clients of a round, and gives the reason for every device that is not selected.
 
-`missing` decides whether a round can open. `choose` selects the clients of a round, and `replacement_candidates` the
-idle devices that can still take part in an open one. `evaluators` selects those of a round that evaluate the model, if
-the plan lets only a share of them do so. Every random choice follows from the run's seed, but for `poisson`: the coins
-of a sampled private round are secret.
+`wait_reason` decides whether a round can open. `select_clients` selects the clients of a round, and
+`replacement_candidates` the idle devices that can still take part in an open one. `evaluators` selects those of a round
+that evaluate the model, if the plan lets only a share of them do so. Every random choice follows from the run's seed,
+but for `poisson_sample`: the coins of a sampled private round are secret.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cohort:
     sampling: Reasons = ()
 
 
-def choose(
+def select_clients(
     plan: RunPlan,
     round_number: int,
     present: Sequence[str],
@@ -73,12 +73,12 @@ def choose(
     if count == len(candidates) <= most:
         return Cohort(candidates, candidates, target, count, able, reasons)
     weights = weights_of(candidates) if count < len(candidates) else SelectionWeights()
-    sampled = draw(plan.run.seed, round_number, candidates, count, weights)
+    sampled = sample(plan.run.seed, round_number, candidates, count, weights)
     others = set(candidates).difference(sampled)
     reasons |= {device: why for device, why in weights.why_not.items() if device in others}
     if count <= most:
         return Cohort(candidates, sampled, target, count, able, reasons, sampling=weights.reasons)
-    order = in_drawn_order(sampled, plan.run.seed, round_number)
+    order = in_random_order(sampled, plan.run.seed, round_number)
     selected, later = tuple(sorted(order[:most])), tuple(order[most:])
     waits = [Reason("when-free", {"most": limit})]
     if at_work >= limit:
@@ -87,7 +87,7 @@ def choose(
     return Cohort(candidates, selected, target, count, able, reasons, later, weights.reasons)
 
 
-def choose_for_buffer(
+def select_for_buffer(
     plan: RunPlan,
     number: int,
     present: Sequence[str],
@@ -102,7 +102,7 @@ def choose_for_buffer(
     candidates, reasons = _idle(present, unable, busy)
     limit = plan.cohort.max_concurrency
     count = min(len(candidates), max(0, limit - at_work)) if limit else len(candidates)
-    selected = draw(plan.run.seed, number, candidates, count, SelectionWeights())
+    selected = sample(plan.run.seed, number, candidates, count, SelectionWeights())
     others = set(candidates).difference(selected)
     reasons |= {device: [Reason("slots", {"most": limit})] for device in candidates if device in others}
     able = sum(device not in unable for device in present)
@@ -118,7 +118,7 @@ def _idle(
     return tuple(sorted(set(present) - set(reasons))), reasons
 
 
-def missing(
+def wait_reason(
     plan: RunPlan,
     present: Sequence[str],
     unable: Mapping[str, str],
@@ -133,7 +133,7 @@ def missing(
     round that selects fewer devices than `min_updates` requires could only end with too few replies, so it never opens.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nwait_for=["a","b"]')
-    >>> missing(plan, ["a"], {})
+    >>> wait_reason(plan, ["a"], {})
     'waiting: 1 of 2 devices (missing b)'
     """
     able = [device for device in present if device not in unable]
@@ -180,7 +180,7 @@ def fewest_to_begin(plan: RunPlan) -> int:
     """
     wait_for, least = plan.cohort.wait_for, fewest_devices(plan) if plan.secure.enabled else 1
     counts = range(max(wait_for, least), MAX_CLIENTS_TRIED + 1) if isinstance(wait_for, int) and least else range(0)
-    return next((count for count in counts if missing(plan, list(map(str, range(count))), {}) is None), 0)
+    return next((count for count in counts if wait_reason(plan, list(map(str, range(count))), {}) is None), 0)
 
 
 def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], taken: Collection[str]) -> str:
@@ -264,7 +264,7 @@ def _why_not(weight: float, seconds: float | None, of: str) -> Reason:
     return Reason("sampled-out", {"weight": weight, "seconds": seconds, "of": of})
 
 
-def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: SelectionWeights) -> tuple[str, ...]:
+def sample(seed: int, number: int, candidates: Sequence[str], count: int, found: SelectionWeights) -> tuple[str, ...]:
     """Select `count` of the candidates, and return them sorted by name.
 
     With weights, each candidate gets a random waiting time at the rate of its weight, and the shortest ones are
@@ -286,7 +286,7 @@ def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: S
 COIN_BITS = 64
 
 
-def poisson(population: Sequence[str], rate: float, rng: SecretRng) -> tuple[str, ...]:
+def poisson_sample(population: Sequence[str], rate: float, rng: SecretRng) -> tuple[str, ...]:
     """Return a Poisson sample: each device is in it by a coin of its own, in the order of the population.
 
     The probability is `rate` to 2^-64, and never above it. The result may be empty. Invariant: nothing but the secret
@@ -330,7 +330,7 @@ def replacement_candidates(
     >>> replacement_candidates(["a", "b", "c"], 9.0, {"a": [5.0, 8.0], "b": [10.0]}, 60.0, seed=1, number=4)
     ['c', 'a']
     """
-    return in_drawn_order(in_time(idle, left_s, took, deadline_s), seed, number)
+    return in_random_order(in_time(idle, left_s, took, deadline_s), seed, number)
 
 
 def in_time(
@@ -344,7 +344,7 @@ def in_time(
             yield device
 
 
-def in_drawn_order(devices: Iterable[str], seed: int, number: int) -> list[str]:
+def in_random_order(devices: Iterable[str], seed: int, number: int) -> list[str]:
     """Return the devices in the random order of the seed and the round.
 
     Invariant: a device's position depends on the seed, the round and the device alone, so other devices do not change
@@ -386,15 +386,15 @@ def evaluators(plan: RunPlan, number: int, selected: Collection[str]) -> frozens
     """
     if plan.run.fraction_evaluate == 1:
         return frozenset(selected)
-    order = sorted(selected, key=lambda device: _evaluation_draw(plan, number, device))
+    order = sorted(selected, key=lambda device: _evaluation_number(plan, number, device))
     return frozenset(order[: evaluators_of(plan, len(order))])
 
 
 def evaluates(plan: RunPlan, number: int, device: str) -> bool:
     """Return True if a client evaluates that round `number` selects after its opening."""
-    return plan.run.fraction_evaluate == 1 or _evaluation_draw(plan, number, device) < plan.run.fraction_evaluate
+    return plan.run.fraction_evaluate == 1 or _evaluation_number(plan, number, device) < plan.run.fraction_evaluate
 
 
-def _evaluation_draw(plan: RunPlan, number: int, device: str) -> float:
+def _evaluation_number(plan: RunPlan, number: int, device: str) -> float:
     """Return a number in [0, 1) of the seed, the round and the device."""
     return seed63(derive(Key(plan.run.seed), "evaluate", number, device)) / 2**63

@@ -20,7 +20,7 @@ from thinwire.core.score_histogram import MAX_METRIC_LETTERS, MEASURED, TRAINED,
 from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics
 from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
-from thinwire.server.policy.cohort import in_drawn_order
+from thinwire.server.policy.cohort import in_random_order
 from thinwire.server.policy.eligibility import barred_s
 
 TRIED = ("offline", "stale")  # may succeed another time: the device was offline, slow or busy
@@ -105,7 +105,7 @@ class InitialModelRequests:
         Once `ENOUGH` devices have been tried, an able one among them comes before all others.
         """
         tried = [device for device in able if self.tried[device]] if len(self.tried) >= ENOUGH else []
-        return min(in_drawn_order(tried or able, seed, 0), key=lambda device: self.times[device])
+        return min(in_random_order(tried or able, seed, 0), key=lambda device: self.times[device])
 
     def _unchanged(self, said: Said) -> dict[str, FirstModelFailed]:
         """Return the last failure of each device that has reported nothing else about itself since."""

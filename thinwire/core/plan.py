@@ -102,9 +102,9 @@ class RunPlan(Sections):
         return cls._valid(over.put(raw), source, over, codecs)
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any], source: str = "plan") -> RunPlan:
-        """Read a plan from JSON values; raise PlanError if they are not a valid plan."""
-        return cls._valid(raw, source, Overrides())
+    def from_json(cls, raw: Mapping[str, Any], source: str = "plan", codecs: CodecBook | None = None) -> RunPlan:
+        """Read a plan from JSON values; raise PlanError if they are not a valid plan. `codecs`: as for `parse`."""
+        return cls._valid(raw, source, Overrides(), codecs)
 
     @classmethod
     def _valid(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.aggregation import Reduction, ServerOptimizer, optimizers, reductions
+from thinwire.aggregation import Reduction, ServerOptimizer, codecs, optimizers, reductions
 from thinwire.client.errors import recalled
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
@@ -144,7 +144,9 @@ def _with(plan: RunPlan, section: str, **values: Any) -> RunPlan:
 def _read(plan: RunPlan | Mapping[str, Any] | str | Path) -> RunPlan:
     if isinstance(plan, RunPlan):
         return plan
-    return RunPlan.from_json(plan) if isinstance(plan, Mapping) else RunPlan.load(plan)
+    if isinstance(plan, Mapping):
+        return RunPlan.from_json(plan, codecs=codecs)
+    return RunPlan.load(plan, codecs=codecs)
 
 
 def require_own_start(plan: RunPlan) -> None:

@@ -39,7 +39,8 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Hello
 from thinwire.core.types import Assignment, Part, Reply, ReplyHeader, UpdateId
-from thinwire.server.command_queue import CommandQueue, RecordingFleet
+from thinwire.server.command_queue import CommandQueue
+from thinwire.server.recording_fleet import RecordingFleet
 from thinwire.server.state.assignment_ledger import KEPT
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import LocalLink, ScriptedDevice, SyntheticUpdates, Turn

@@ -39,6 +39,20 @@ def test_the_terms_follow_from_plan_and_work():
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("post_quantum", True), ("graph", "k-regular"), ("adversary", "malicious"), ("min_survivors", 5),
+        ("max_corrupt", 0.3), ("max_dropout", 0.2),
+    ],
+)  # fmt: skip
+def test_each_key_of_the_plan_that_decides_who_learns_what_is_in_the_terms(key: str, value: Any):
+    usual = getattr(terms(), key)
+    changed = PLAN.model_copy(update={"secure": SECURE.model_copy(update={key: value})})
+    assert getattr(terms(changed), key) == value != usual
+    assert terms(changed).bound(bytes(32)) != terms().bound(bytes(32))
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"run": "t-2"}, {"identity": "abd"}, {"round": 4}, {"base_version": 3}, {"layout_digest": "other"},

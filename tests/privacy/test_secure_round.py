@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.secure_cohort import Cohort, name_of, terms_of
 from thinwire.core.types import PHASES
-from thinwire.privacy.contexts import SecureTerms
-from thinwire.privacy.messages import BadMessage
+from thinwire.privacy import participant, secure_round
+from thinwire.privacy.contexts import SecureTerms, signed_by
+from thinwire.privacy.keys import seal
+from thinwire.privacy.messages import SECRET_BYTES, BadMessage
 from thinwire.privacy.secure_round import Aborted, TooFew
 
 
@@ -43,11 +47,10 @@ def test_one_client_may_be_lost_in_any_phase(phase, post_quantum):
     same(cohort)
 
 
-@settings(max_examples=30, deadline=None)
-@given(data=st.data(), clients=st.integers(3, 12), seed=st.integers(0, 1000))
-def test_whoever_leaves_the_sum_is_that_of_the_survivors_or_there_is_none(data, clients, seed):
+def whoever_leaves(data: st.DataObject, clients: int, seed: int, stays: int) -> None:
+    """Clients leave in drawn phases; the sum is that of the survivors, or there is none. `stays` stay where 5 leave."""
     threshold = data.draw(st.integers(min(3, clients // 2 + 1), clients - 1), label="threshold")
-    phases = data.draw(st.lists(st.sampled_from([*PHASES, *["stays"] * 8]), min_size=clients, max_size=clients))
+    phases = data.draw(st.lists(st.sampled_from([*["stays"] * stays, *PHASES]), min_size=clients, max_size=clients))
     lost = {phase: [name_of(i) for i in range(clients) if phases[i] == phase] for phase in PHASES}
     cohort = Cohort(terms_of(clients, threshold, lanes=9), clients, seed)
     least, alive, ends = cohort.terms.graph_of(clients).least, clients, False
@@ -61,6 +64,20 @@ def test_whoever_leaves_the_sum_is_that_of_the_survivors_or_there_is_none(data, 
     cohort.run(lost)
     assert cohort.server.done
     same(cohort)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), clients=st.integers(3, 12), seed=st.integers(0, 1000))
+def test_whoever_leaves_the_sum_is_that_of_the_survivors_or_there_is_none(data, clients, seed):
+    whoever_leaves(data, clients, seed, stays=8)
+
+
+@settings(max_examples=4, deadline=None, phases=[Phase.generate])  # to shrink one that fails would take minutes
+@given(data=st.data(), clients=st.integers(13, 60), seed=st.integers(0, 1000))
+def test_whoever_leaves_a_large_cohort_the_sum_is_that_of_the_survivors_or_there_is_none(data, clients, seed):
+    once = cache(signed_by)  # each client checks the same signatures of all others
+    with patch.object(participant, "signed_by", once), patch.object(secure_round, "signed_by", once):
+        whoever_leaves(data, clients, seed, stays=50)
 
 
 def test_too_few_clients_reveal_nothing():
@@ -118,6 +135,27 @@ def test_a_client_that_committed_to_another_secret_ends_the_round():
     one._self_seed = bytes(32)  # it shares another seed than it committed to
     cohort.run()
     with pytest.raises(Aborted, match="client-000 dealt shares of another secret"):
+        cohort.sum()
+
+
+@pytest.mark.parametrize("post_quantum", [False, True])
+def test_a_client_that_shares_another_root_than_its_keys_come_from_ends_the_round(post_quantum):
+    cohort = Cohort(terms_of(4, 3, post_quantum=post_quantum), 4)
+    cohort.participants[name_of(0)]._root = bytes(32)
+    cohort.run({"masked": [name_of(0)]})
+    with pytest.raises(Aborted, match="client-000 dealt shares of another secret"):
+        cohort.sum()
+
+
+def test_a_client_that_leaves_other_secrets_of_ml_kem_in_its_escrow_ends_the_round(monkeypatch):
+    def forged(key: bytes, plain: bytes, associated: bytes) -> bytes:
+        is_escrow = len(plain) == 3 * SECRET_BYTES  # of three neighbours; shares of a root and a seed are shorter
+        return seal(key, bytes(len(plain)) if is_escrow else plain, associated)
+
+    cohort = Cohort(terms_of(4, 3, post_quantum=True), 4)
+    monkeypatch.setattr(participant, "seal", forged)
+    cohort.run({"masked": [name_of(0)]})
+    with pytest.raises(Aborted, match="the masks do not cancel"):
         cohort.sum()
 
 

@@ -13,7 +13,8 @@ from tests.server import test_secure_rounds as honest
 from tests.server.test_secure_mode import Story, update_of
 from tests.support.crashes import Fate, Outcome
 from tests.support.secure_cohort import name_of
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
+from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
+from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome
@@ -77,6 +78,26 @@ class Failing(honest.World):
 
     def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
         return lambda assignment: SecureTurn(silent="share" if assignment.round == 1 and name in "abc" else None)
+
+
+class Windows(Failing):
+    """Clients of a plan with two windows note those that they are told: round 1 ends without a step."""
+
+    rounds = RunPlan.parse(toy_plan("bits = 12\nclip = 20.0\nmax_dropout = 0.4\nrotate = false\nsupport = 0.5"))
+
+    def __init__(self, folder: Path, fate: Fate) -> None:
+        self.windows: dict[int, set[int]] = {}  # round -> what its clients are told
+        super().__init__(folder, fate)
+
+    def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
+        turn = super().turn_of(name)
+
+        def noted(assignment: Assignment) -> SecureTurn:
+            assert assignment.secure is not None
+            self.windows.setdefault(assignment.round, set()).add(assignment.secure.window)
+            return turn(assignment)
+
+        return noted
 
 
 class World(honest.World):
@@ -143,6 +164,14 @@ def test_devices_of_a_round_that_ended_early_are_free_for_the_next_one(tmp_path:
         assert shown == dict.fromkeys("abc", "failed") | dict.fromkeys("de", "over"), "they failed in nothing"
         assert store.rounds("toy-1", 1, 1)[0].failed == 3
     assert [e.survivors for e in made.of(SumUnmasked)] == [5, 5, 5]
+
+
+def test_the_windows_of_a_support_are_walked_by_steps_so_a_round_without_one_repeats_its_window(tmp_path: Path) -> None:
+    """Else the coordinates of that window would wait a whole walk longer than those of the others."""
+    world = Windows(tmp_path, Fate())
+    made = world.live()
+    assert [e.reason for e in made.of(RoundClosed)] == ["too-few", "all", "all", "all"]
+    assert world.windows == {1: {0}, 2: {0}, 3: {1}, 4: {0}}
 
 
 def test_an_addition_that_ends_after_its_vector_was_dropped_changes_nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.secure_clients import SecureClients, message_of, name_of
+from tests.support.secure_clients import SecureClients, message_of, name_of, secure_plan
 from tests.support.secure_cohort import identity
 from thinwire.core.types import Failure, SecureWork, Work
 from thinwire.privacy.messages import Advertisement, BadMessage, Delivery, Disclosure, Roster, Survivors
@@ -26,6 +26,7 @@ TOLD: dict[str, dict[str, Any]] = {
     "round": {"round": 7},
     "norm": {"secure": SecureWork(4, 0, 1e-6)},
     "number of clients": {"secure": SecureWork(5, 0, 1.0)},
+    "window": {"secure": SecureWork(4, 1, 1.0)},
     "run": {"identity": "another-identity"},
 }
 
@@ -47,7 +48,7 @@ def refuses(clients: SecureClients, name: str, phase: str, request: bytes, word:
 @pytest.mark.parametrize("what", TOLD)
 def test_a_client_that_is_told_something_else_is_in_no_sum_with_the_others(tmp_path: Path, what: str) -> None:
     """Its advertisement is not signed for the round of the others, and they refuse a roster that has it."""
-    clients = SecureClients(tmp_path)
+    clients = SecureClients(tmp_path, secure_plan("support = 0.5"))  # a plan of two windows
     clients.open(away=[VICTIM])
     sent = list[Any]()
     if what == "model":

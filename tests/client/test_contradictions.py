@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from tests.client.test_policy import FACTS, PLAN
+from tests.core.test_plan_secure_rules import OWN, ROWS
+from tests.core.test_plan_secure_rules import plan as table_plan
 from thinwire.aggregation import codecs
 from thinwire.client.policy import Policy
 from thinwire.client.policy_rules import decide
@@ -53,6 +55,14 @@ def test_a_protected_plan_is_declined_wherever_the_check_refuses_it(kind):
             declined = decide(Policy(), plan.run.task, "train", plan.to_json(), FACTS)
             assert (declined is not None) == is_refused, (plan.check(codecs), declined)
     assert min(found[True], found[False]) >= FEWEST
+
+
+@pytest.mark.parametrize("row", [*ROWS, *OWN])
+def test_each_combination_that_the_table_of_secure_plans_refuses_is_refused_again_by_the_device(row):
+    wrong = ROWS[row][0] if row in ROWS else OWN[row]
+    declined = decide(Policy(), "digits", "train", table_plan(**wrong).to_json(), FACTS)
+    assert declined is not None
+    assert declined.rule in ("plan", "secure")
 
 
 @pytest.mark.parametrize("kind", ["off", *PROTECTED])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,14 +18,15 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.lattice import Lattice
 from thinwire.privacy.masks import pack, packed_size
+from thinwire.privacy.summed_metrics import UNIT
 
 SIZE, BUFFERS, TESTED = 64, 4, 4  # parameters, values of a buffer, examples that a model is evaluated on
-CLIP, WEIGHT_MAX, MOST = 1.0, 2_000_000, 15  # the largest integer that is planted on the lattice
+CLIP, WEIGHT_MAX, LOSS_BOUND, MOST = 1.0, 2_000_000, 10.0, 15  # the largest integer that is planted on the lattice
 BITS = 8
 SECURE = (
-    "secure.enabled=true", "secure.max_corrupt=0.25", "secure.max_dropout=0.25", "secure.metrics={ loss = 10.0 }",
-    f"secure.weight_max={WEIGHT_MAX}", f"secure.clip={CLIP}", "secure.rotate=false", "local.buffers='local'",
-    "cohort.max_weight='none'",
+    "secure.enabled=true", "secure.max_corrupt=0.25", "secure.max_dropout=0.25",
+    f"secure.metrics={{ loss = {LOSS_BOUND} }}", f"secure.weight_max={WEIGHT_MAX}", f"secure.clip={CLIP}",
+    "secure.rotate=false", "local.buffers='local'", "cohort.max_weight='none'",
 )  # fmt: skip
 PLAIN = ("uplink.codec='identity'",)
 _PRIVATE = (
@@ -88,7 +91,7 @@ class Planted:
         return (self.integers * step).astype(np.float32)
 
     def forms(self, lattice: Lattice | None) -> dict[str, tuple[bytes, ...]]:
-        """The bytes by which each planted value would be found; with a lattice also those of its points."""
+        """The bytes by which each planted value would be found; with a lattice also those of its points and scalars."""
         total, norm = self.loss * TESTED, float(np.linalg.norm(self.update.astype(np.float64)))
         found = {
             "weight": (str(self.weight).encode(),),
@@ -99,8 +102,18 @@ class Planted:
             "update": tuple(self.update[RUN].astype(dtype).tobytes() for dtype in FLOATS),
         }
         if lattice is not None:
+            found |= self._scalars()
             found["lattice"] = (*(self.integers[RUN].astype(dtype).tobytes() for dtype in WHOLE), *self._lanes(lattice))
         return found
+
+    def _scalars(self) -> dict[str, tuple[bytes, ...]]:
+        """Two parts of the 64-bit lanes: the check lane and the weight; the weight, the rounded loss and its count.
+
+        One number alone has so many zeros in its lane that others are equal to it by chance.
+        """
+        below = math.floor(self.loss / LOSS_BOUND * TESTED * UNIT)
+        losses = tuple(struct.pack("<qqq", self.weight, loss, TESTED) for loss in (below, below + 1))
+        return {"summed weight": (struct.pack("<qq", 1, self.weight),), "summed loss": losses}
 
     def _lanes(self, lattice: Lattice) -> tuple[bytes, ...]:
         lanes = np.zeros(lattice.lanes, lattice.dtype)

@@ -2,7 +2,7 @@
 
 Values are planted in the replies of real clients, and searched for in all that the aggregator and the dashboard keep,
 print, answer and hold in memory. The same search must find every one of them where the run is not secure, and the
-points of the lattice where the masks are 0.
+points of the lattice and the scalars where the masks are 0.
 """
 
 from __future__ import annotations
@@ -149,11 +149,12 @@ def test_the_search_finds_every_value_of_a_run_that_is_not_secure(runs: Mapping[
             assert found >= of_client(1, *values), (place, during[place], after[place])
 
 
-def test_the_search_finds_the_points_of_a_lattice_without_masks(tmp_path: Path) -> None:
+def test_the_search_finds_the_points_and_the_scalars_of_a_sum_without_masks(tmp_path: Path) -> None:
     with planted_site(tmp_path, UNMASKED) as site:
         during, after = searched(site, SECURE, lattice())
     points = {name for number in range(len(DEVICES) - 1) for name in of_client(number, "lattice")}
-    assert during["spool"] >= points
+    scalars = {name for number in range(len(DEVICES) - 1) for name in of_client(number, "summed weight", "summed loss")}
+    assert during["spool"] >= points | scalars
     in_memory = during["memory of the aggregator"] | after["memory of the aggregator"]
     assert in_memory & points, "what was added to the sum may be overwritten, but not of every client"
 

@@ -89,9 +89,15 @@ def test_the_seconds_of_a_secure_round_are_those_of_the_devices_at_hand(thinwire
         store.roster.seen(Hello(name, "p1", (report,)), 1.0)
         store.record_device(DeviceOnline(1.0, name))
     explain = ("plan", "explain", EXAMPLE, "--clients", "8", "--home", home)
-    assert "devices     their times are not known: never measured with this model: pi-fast, pi-slow, pi-thin" in (
-        thinwire(*explain).out
+    said = thinwire("plan", "explain", EXAMPLE, "--home", home).out
+    assert "a secure round of 3 clients" in said, "without --clients it is one of the devices at hand"
+    assert (
+        "devices     their times are not known: never measured with this model: pi-fast, pi-slow, pi-thin; no run"
+        in (said)
     )
+    assert "one plain run with this model does" in said
+    four = thinwire("plan", "explain", EXAMPLE, "--home", home, "--set", "cohort.clients=4").out
+    assert "a secure round of 4 clients" in four, "three devices are too few for the plan, so it is explained without"
     run_id = store.create_run("digits", RunPlan.load(EXAMPLE), layout, report)
     rows = [
         MeasureRow(name, kind, work, [[amount, 1.0], [10 * amount, 10.0]], None, None, 1.0)

@@ -90,7 +90,8 @@ def explain(
 ) -> None:
     """Show each key of a plan with its value and meaning, the cost of a secure round, and epsilon of a private run.
 
-    If the aggregator of this machine knows devices with the task, the seconds are those of their measured links.
+    If the aggregator of this machine knows devices with the task, the seconds are those of their measured links, and
+    without --clients a secure round is one of those that are online, or else of all.
     """
     from thinwire.aggregation import codecs
     from thinwire.cli import privacy_cost
@@ -105,7 +106,8 @@ def explain(
 
     def cost() -> dict[str, Any]:
         at_hand = _at_hand(read, home)
-        return round_cost(read, size, clients) | ({"devices": dataclasses.asdict(at_hand)} if at_hand else {})
+        counted = _counted(read, at_hand) if clients is None and at_hand else clients
+        return round_cost(read, size, counted) | ({"devices": dataclasses.asdict(at_hand)} if at_hand else {})
 
     if json:
         masked = {"secure_round": cost()} if read.secure.enabled else {}
@@ -142,6 +144,14 @@ def _at_hand(plan: RunPlan, home: Path | None) -> Estimate | None:
     with opened(home) as store:
         there = hosts(store.devices(), plan.run.task)
         return estimate(plan, known_task(store, plan.run.task), there, store.measures()) if there else None
+
+
+def _counted(plan: RunPlan, at_hand: Estimate) -> int | None:
+    """Return how many devices at hand a secure round may select from; None if they are too few for a sum."""
+    from thinwire.core.secure_numbers import fewest_devices
+
+    count = sum(row.online for row in at_hand.devices) or len(at_hand.devices)
+    return count if count >= max(fewest_devices(plan), 1) else None
 
 
 def parameters_of(plan: RunPlan, file: Path, task: str | None) -> int:

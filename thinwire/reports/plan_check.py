@@ -207,7 +207,7 @@ def estimate(
     return Estimate(
         plan.run.task, known.layout.size, _source(known), clients, plan.run.rounds, up, least, down,
         known.layout.size * FLOAT_BYTES, round_s, None if round_s is None else round_s * plan.run.rounds,
-        slowest.device if slowest else "", len(timed), _why(there, unmeasured), rows,
+        slowest.device if slowest else "", len(timed), _why(plan, there, unmeasured), rows,
     )  # fmt: skip
 
 
@@ -254,14 +254,15 @@ def _round_s(plan: RunPlan, timed: Sequence[DeviceSeconds]) -> float | None:
     return min(longest, plan.cohort.deadline_s) if isinstance(plan.cohort.deadline_s, float) else longest
 
 
-def _why(there: Sequence[DeviceSeconds], unmeasured: Sequence[str]) -> str:
+def _why(plan: RunPlan, there: Sequence[DeviceSeconds], unmeasured: Sequence[str]) -> str:
     """Return why times are not known, or not of all devices; "" if they are."""
     if not there:
         return "no approved device has this task"
     if not unmeasured:
         return ""
     named = ", ".join(unmeasured[:3]) + (f" and {len(unmeasured) - 3} more" if len(unmeasured) > 3 else "")
-    return f"never measured with this model: {named}"
+    plain = "; no run under masks or with privacy measures a device, and one plain run with this model does"
+    return f"never measured with this model: {named}" + (plain if plan.is_protected else "")
 
 
 def _source(known: KnownTask) -> str:

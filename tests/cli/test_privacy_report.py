@@ -172,16 +172,26 @@ def test_a_sum_under_masks_has_its_own_assumptions_and_no_codec(store: Store):
     assert found["codecs"]["uplink"] == LATTICE
     assert "not trusted with single updates" in found["trust"]["aggregator"]
     assert any("follows the protocol" in one for one in found["assumptions"]["not_enforced"])
+    assert "in mode distributed" in found["audit"]
     assert not any("The aggregator is honest" in one for one in found["assumptions"]["not_enforced"])
 
 
-def test_an_audit_is_quoted_where_one_is_committed(tmp_path: Path):
+def test_an_audit_is_quoted_for_the_modes_that_it_attacked(tmp_path: Path):
     committed = Path(__file__).parents[2] / "docs" / "evidence" / "privacy-audit.json"
-    assert audit_text(committed).startswith("an attack on this code showed at least epsilon 0.")
-    figures = {"audited_lower": 0.68, "claimed_epsilon": 1.0}
+    for mode in ("central", "distributed"):
+        assert audit_text(committed, mode).startswith(
+            f"an attack on this code in mode {mode} showed at least epsilon 0."
+        )
+    figures = {"audited_lower": 0.68, "audited_lower_distributed": 0.55, "claimed_epsilon": 1.0}
     file = written(tmp_path / "audit.json", json.dumps({"figures": figures, "commit": "ab" * 20}))
-    assert audit_text(file).startswith("an attack on this code showed at least epsilon 0.68 of the claimed 1 ")
-    assert audit_text(written(file, "{}")) == audit_text(tmp_path / "none") == "not audited"
+    assert "at least epsilon 0.68 of the claimed 1 " in audit_text(file, "central")
+    assert "at least epsilon 0.55 of the claimed 1 " in audit_text(file, "distributed")
+    for mode in ("local", "example", "tree"):
+        assert audit_text(file, mode) == "not audited"
+    del figures["audited_lower_distributed"]
+    written(file, json.dumps({"figures": figures, "commit": "ab" * 20}))
+    assert audit_text(file, "distributed") == "not audited", "the figure of another mode is not quoted"
+    assert audit_text(written(file, "{}"), "central") == audit_text(tmp_path / "none", "central") == "not audited"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

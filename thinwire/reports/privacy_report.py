@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 
 AUDIT: Final = Path(thinwire.__file__).parents[1] / "docs" / "evidence" / "privacy-audit.json"  # in a checkout only
+AUDITED: Final[Mapping[str, str]] = {"central": "audited_lower", "distributed": "audited_lower_distributed"}  # figures
 ADJACENCY: Final[Mapping[str, str]] = {
     "central": "zero-out: two runs are neighbours if one client's clipped update is zero in one of them in every round",
     "distributed": "zero-out: two runs are neighbours if one client's clipped update is zero in one of them in every "
@@ -173,7 +174,7 @@ def privacy_report(store: Store, run: RunRow) -> dict[str, Any]:
                 *NOT_ENFORCED,
             ],
         },
-        "audit": audit_text(AUDIT),
+        "audit": audit_text(AUDIT, privacy.mechanism if tree else mode),
         "meaning": meaning(spent.epsilon_run, spent.delta, mode),
         "left_out": left_out,
     }  # fmt: skip
@@ -222,13 +223,13 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def audit_text(path: Path) -> str:
-    """Return what the committed audit of this version has shown; "not audited" without one."""
+def audit_text(path: Path, mode: str) -> str:
+    """Return what the committed audit has shown of the noise of a mode; "not audited" if it attacked no such noise."""
     try:
         found = json.loads(path.read_text())
-        lower, claimed = (found["figures"][name] for name in ("audited_lower", "claimed_epsilon"))
+        lower, claimed = (found["figures"][name] for name in (AUDITED[mode], "claimed_epsilon"))
         return (
-            f"an attack on this code showed at least epsilon {lower:.3g} of the claimed {claimed:g} "
+            f"an attack on this code in mode {mode} showed at least epsilon {lower:.3g} of the claimed {claimed:g} "
             f"(commit {found['commit'][:12]}); it audits the code, not this run"
         )
     except (OSError, ValueError, KeyError, TypeError):

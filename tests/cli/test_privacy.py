@@ -15,6 +15,7 @@ from thinwire.client.privacy_ledger import Booking, DeviceLedger
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Hello, population_key
+from thinwire.core.formatting import rounded_up
 from thinwire.core.statedir import client_home
 from thinwire.privacy.accounting import Release, epsilon
 from thinwire.server.model_files import require_counted
@@ -41,9 +42,11 @@ def test_the_ledger_is_a_table_by_population_and_run_with_what_it_cost(thinwire,
     lines = [line.split() for line in said.out.splitlines()]
     assert lines[0] == ["POPULATION", "RUN", "ROUNDS", "RELEASED", "NOISE", "DEVICES", "EPSILON", "DELTA"]
     both, one = epsilon({CHEAP: 2}, 1e-5), epsilon({DEAR: 1}, 1e-5)
-    assert lines[1] == ["clinic", spent, "1", "0", "skellam", "1", f"{one:.4g}", "1e-05"]
-    assert lines[2] == ["ward", spent, "2", "1", "discrete-gaussian", "3", f"{both:.4g}", "1e-05"]
-    told = f"ward: 2 releases, epsilon {both:.4g} at delta 1e-05, for a device that was selected for all of them"
+    assert lines[1] == ["clinic", spent, "1", "0", "skellam", "1", rounded_up(one), "1e-05"]
+    assert lines[2] == ["ward", spent, "2", "1", "discrete-gaussian", "3", rounded_up(both), "1e-05"]
+    told = (
+        f"ward: 2 releases, epsilon {rounded_up(both)} at delta 1e-05, for a device that was selected for all of them"
+    )
     assert told in said.out
     assert (said.code, said.err) == (0, "")
 
@@ -51,7 +54,7 @@ def test_the_ledger_is_a_table_by_population_and_run_with_what_it_cost(thinwire,
 def test_the_ledger_of_one_device_or_population_has_no_other(thinwire, home, spent):
     said = thinwire("privacy", "ledger", "--device", "pi-01", "--population", "ward", "--home", home)
     one = epsilon({CHEAP: 1}, 1e-5)
-    assert f"ward: 1 release, epsilon {one:.4g} at delta 1e-05, for pi-01" in said.out
+    assert f"ward: 1 release, epsilon {rounded_up(one)} at delta 1e-05, for pi-01" in said.out
     assert "clinic" not in said.out
     said = thinwire("privacy", "ledger", "--device", "nobody", "--home", home)
     assert (said.out, said.err) == ("", "nobody was selected for no private round\n")
@@ -103,7 +106,7 @@ def test_a_restored_ledger_is_blocked_until_it_is_settled_as_the_costliest_relea
     assert set(found["blocked"]) == {"", "clinic"}
     assert found["populations"]["ward"]["epsilon"] == epsilon({CHEAP: 7}, 1e-5)
     said = thinwire("privacy", "ledger", "--device", "pi-01", "--population", "ward", "--home", home)
-    assert f"ward: 6 releases, epsilon {epsilon({CHEAP: 6}, 1e-5):.4g}" in said.out
+    assert f"ward: 6 releases, epsilon {rounded_up(epsilon({CHEAP: 6}, 1e-5))}" in said.out
     assert "settled by" in said.out
     said = thinwire("privacy", "ledger", "settle", "ward", "--rounds", 5, "--home", home)
     assert (said.code, "nothing is to be settled" in said.err) == (2, True)
@@ -152,7 +155,7 @@ def test_a_device_shows_its_own_ledger(thinwire, home):
         booked(folder, number, data, name)
     (folder / "client.toml").write_text("[policy]\nmax_delta = 1e-6\n")
     said = thinwire("client", "privacy", "--name", "pi-01", "--home", home)
-    two = f"{epsilon({CHEAP: 2}, 1e-6):.4g}"
+    two = rounded_up(epsilon({CHEAP: 2}, 1e-6))
     assert ["/data/ward", "ward", "ecg-1", "2", "discrete-gaussian", two, "1e-06"] in [
         line.split() for line in said.out.splitlines()
     ]

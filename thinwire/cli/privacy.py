@@ -61,13 +61,13 @@ class Cost:
     @property
     def shown(self) -> str:
         """Return the epsilon in a table."""
-        return "no bound" if self.epsilon is None else f"{self.epsilon:.4g}"
+        return "no bound" if self.epsilon is None else formatting.rounded_up(self.epsilon)
 
     @property
     def sentence(self) -> str:
         """Return the cost in words."""
         count = formatting.counted(self.releases, "release")
-        bound = f"epsilon {self.epsilon:.4g}" if self.epsilon is not None else "no bound on epsilon"
+        bound = "no bound on epsilon" if self.epsilon is None else f"epsilon {self.shown}"
         return f"{count}, {bound} at delta {self.delta:g}" + (" for one record" if self.unit == "record" else "")
 
 

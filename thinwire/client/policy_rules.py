@@ -19,7 +19,7 @@ from typing import Any, NoReturn, get_args
 from thinwire.aggregation.plan_codecs import CodecCatalog
 from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import CodecError, PlanError
-from thinwire.core.formatting import counted, plain
+from thinwire.core.formatting import counted, plain, rounded_up
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import ServerSection
 from thinwire.core.secure_numbers import ROUNDING, check_numbers
@@ -255,7 +255,7 @@ def _max_epsilon(assignment: _Assignment) -> Denied | None:
     if after is None:
         return Denied("max_epsilon", "it is not known what this device's data would have spent after it")
     if not after <= most:
-        said = f"this device's data would have spent {after:.4g} after it, {most:g} is allowed here"
+        said = f"this device's data would have spent {rounded_up(after)} after it, {most:g} is allowed here"
         return Denied("max_epsilon", said)
     return None
 

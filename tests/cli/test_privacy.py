@@ -11,6 +11,7 @@ import pytest
 
 from tests.store.test_privacy_ledger import enrol, release_it, reserve
 from tests.support.store_story import DEVICES, new_run, status
+from thinwire.cli.privacy_ledger import OWN_ASSUMPTIONS, OWN_DELTA, OWN_TRUST
 from thinwire.client.privacy_ledger import Booking, DeviceLedger
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
@@ -18,6 +19,7 @@ from thinwire.core.fleet import Hello, population_key
 from thinwire.core.formatting import rounded_up
 from thinwire.core.statedir import client_home
 from thinwire.privacy.accounting import Release, epsilon
+from thinwire.privacy.meaning import UNITS, meaning
 from thinwire.server.model_files import require_counted
 from thinwire.store import Store
 
@@ -160,11 +162,32 @@ def test_a_device_shows_its_own_ledger(thinwire, home):
         line.split() for line in said.out.splitlines()
     ]
     assert f"/data/ward: 2 releases, epsilon {two} at delta 1e-06, in all populations and runs together" in said.out
+    for line in (
+        f"unit     {UNITS['client']}",
+        f"meaning  {meaning(epsilon({CHEAP: 2}, 1e-6), 1e-6)}",
+        f"delta    {OWN_DELTA}",
+        *(f"assumes  {one}" for one in OWN_ASSUMPTIONS),
+        *(f"trusted  {one}" for one in OWN_TRUST),
+    ):
+        assert line in said.out.splitlines()
+    assert "central" in OWN_TRUST[0]
+    assert "claim" in OWN_TRUST[0]
     found = thinwire("client", "privacy", "--name", "pi-01", "--json", "--home", home).document
+    assert found["trust"] == list(OWN_TRUST)
+    assert found["datasets"][0]["meaning"] in said.out
     assert [one["releases"] for one in found["datasets"]] == [2, 1]
     assert len(found["entries"]) == 3
     assert found["head"] == DeviceLedger(folder).head
     assert population_key("ward") not in json.dumps(found)
+
+
+def test_the_owner_of_protected_records_is_told_of_records(thinwire, home):
+    folder = client_home(home, "pi-01")
+    record = Release("discrete-gaussian", 10.0, 900.0, 64, rate=0.1, steps=5, unit="record").to_json()
+    DeviceLedger(folder).book(Booking(1.0, "", "/data/ward", "ward", record, "ecg-1", "beef", 1, "ecg-1.1.pi", 1))
+    said = thinwire("client", "privacy", "--name", "pi-01", "--home", home).out
+    assert f"unit     {UNITS['record']}" in said
+    assert "the data of one record of a device were used" in said
 
 
 def test_a_damaged_ledger_of_a_device_is_shown_as_that(thinwire, home):

@@ -10,8 +10,8 @@ import pytest
 from thinwire.cli.privacy_cost import private_run, to_json
 from thinwire.core import RunPlan
 from thinwire.privacy.accounting import Budget
+from thinwire.privacy.meaning import UNITS
 from thinwire.privacy.noise_plan import noise_plan
-from thinwire.reports.privacy import UNITS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "private.toml"
 SIZE = 9610

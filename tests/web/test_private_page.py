@@ -18,10 +18,11 @@ from tests.support.serving import Shown
 from thinwire.core.formatting import rounded_up
 from thinwire.core.layout import Layout
 from thinwire.privacy.accounting import epsilon
+from thinwire.privacy.meaning import right_guesses
 from thinwire.privacy.noise_plan import noise_plan
 from thinwire.reports import privacy_history
 from thinwire.reports.privacy import largest_epsilon, spending_of_run
-from thinwire.reports.privacy_history import SpendingHistory, right_guesses
+from thinwire.reports.privacy_history import SpendingHistory
 from thinwire.store import Store
 
 

@@ -58,7 +58,9 @@ class Policy(Section):
         default=None, description="least [secure] min_survivors, the clients in a sum; a plan without masks is declined"
     )
     privacy: Annotated[list[Mode], Field(min_length=1)] | None = Field(
-        default=None, description="the values of [privacy] mode that are private enough; left out: all, off among them"
+        default=None,
+        description="the values of [privacy] mode that are private enough; left out: all, off among them. In "
+        "mode central the aggregator sees each update, and the epsilon is its claim, which no device can check",
     )
     max_epsilon: Positive | None = Field(
         default=None,

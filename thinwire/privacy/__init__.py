@@ -1,1 +1,1 @@
-"""Secure aggregation without I/O; its threat model is docs/explain/secure-aggregation.md. Privacy noise comes later."""
+"""Secure aggregation (docs/explain/secure-aggregation.md) and differential privacy, both without I/O."""

@@ -18,12 +18,12 @@ from thinwire.core.errors import DataLost
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_values import PrivacySection
 from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
+from thinwire.privacy.meaning import UNITS
 from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:
     from thinwire.store import PrivacyRow, RunRow, Store
 
-UNITS: Final[Mapping[str, str]] = {"client": "one client with all its data", "record": "one record of one device"}
 TRUSTED: Final[Mapping[str, str]] = {
     "central": "The aggregator is trusted: it sees every update in the clear, and no device can check the epsilon, "
     "which is the aggregator's claim.",

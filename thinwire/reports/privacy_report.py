@@ -45,6 +45,7 @@ from thinwire.core.errors import DataLost, UsageError
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.statedir import keep_private, write_atomically
 from thinwire.privacy.accounting import releases_of
+from thinwire.privacy.meaning import meaning, right_guesses
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
     SIMULATED,
@@ -54,7 +55,6 @@ from thinwire.reports.privacy import (
     spending_of_run,
     unit_text,
 )
-from thinwire.reports.privacy_history import meaning, right_guesses
 from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:

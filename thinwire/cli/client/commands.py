@@ -154,7 +154,7 @@ def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
 @app.command()
 def privacy(name: ClientName = None, json: Json = False, home: Home = None) -> None:
     """Show this device's own privacy ledger: the noised releases in which its data took part, and what they cost."""
-    from thinwire.cli.privacy import own_document, show_own
+    from thinwire.cli.privacy_ledger import own_document, show_own
     from thinwire.client.policy import FILE, load_policy
     from thinwire.client.privacy_ledger import DeviceLedger
     from thinwire.core.errors import NotFound

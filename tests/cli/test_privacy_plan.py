@@ -173,6 +173,23 @@ def test_a_distributed_plan_has_a_grid_bits_and_the_honest_clients_that_its_cost
     assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * (20 / 10) ** 0.5), "all 20 add their part"
 
 
+def test_the_table_of_a_distributed_plan_has_the_bits_that_each_noise_needs(thinwire, tmp_path, planned):
+    file = tmp_path / "distributed.toml"
+    file.write_text(DISTRIBUTED)
+    rows = planned(file=file, clients=20).document["table"]
+    for row in rows:
+        alone = planned(f"privacy.noise_multiplier={row['noise_multiplier']}", file=file, clients=20).document
+        assert row["bits"] == alone["bits"]
+    assert rows[0]["bits"] != rows[-1]["bits"], "noise and width trade"
+    said = thinwire("privacy", "plan", file, "--clients", 20, "--size", SIZE).out
+    header = next(line for line in said.splitlines() if line.startswith("NOISE MULTIPLIER"))
+    assert header.endswith("CLIENTS FOR EQUAL NOISE  BITS A VALUE")
+    assert [line.split()[-1] for line in said.splitlines()[said.splitlines().index(header) + 1 :][: len(rows)]] == [
+        str(row["bits"]) for row in rows
+    ]
+    assert {row["bits"] for row in planned().document["table"]} == {None}
+
+
 OWN_NOISE = {
     "local": (),
     "example": ("privacy.records=180", "privacy.delta=1e-4", "privacy.clip=1.0", "local.steps=10"),

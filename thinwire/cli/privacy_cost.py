@@ -138,7 +138,8 @@ def table(run: PrivateRun) -> list[dict[str, Any]]:
 
     `noise_of_mean` is in multiples of clip / clients, and `noise_norm` is the norm of the noise of the whole mean in
     multiples of the clip. `clients` is how many a round needs for the same noise of the mean as the plan's. In mode
-    example the mean is that of one step, over its batch, and `clients` is None.
+    example the mean is that of one step, over its batch, and `clients` is None. `bits` are those of a masked value,
+    with the plan's clients; None without masks.
     """
     batch = run.plan.local.batch if run.plan.privacy.mode == "example" else None
     most, planned = run.noise.participations, run.noise.noise_multiplier
@@ -156,6 +157,7 @@ def table(run: PrivateRun) -> list[dict[str, Any]]:
             "noise_of_mean": other.mean_noise,
             "noise_norm": other.mean_noise * math.sqrt(run.dimensions) / (batch or run.selected),
             "clients": None if batch else run.clients_for(planned * factor),
+            "bits": other.noise.width or None,
         })  # fmt: skip
     return rows
 
@@ -262,15 +264,16 @@ def print_plan(run: PrivateRun) -> None:
     heads = [f"epsilon, {counted(int(count), 'round')}" for count in counts]
     is_step = run.plan.privacy.mode == "example"
     mean, of = ("a step", "batch") if is_step else ("the mean", "clients")
-    last = [] if is_step else ["clients for equal noise"]
-    header = ("noise multiplier", *heads, f"noise of {mean}", "norm in clips", *last)
+    last = {} if is_step else {"clients": "clients for equal noise"}
+    last |= {"bits": "bits a value"} if run.noise.width else {}
+    header = ("noise multiplier", *heads, f"noise of {mean}", "norm in clips", *last.values())
     cells = [
         (
             f"{row['noise_multiplier']:.3g}",
             *(rounded_up(math.inf if row["epsilon"][count] is None else row["epsilon"][count]) for count in counts),
             f"{row['noise_of_mean']:.3g}",
             f"{row['noise_norm']:.3g}",
-            *(str(row["clients"]) for _ in last),
+            *(str(row[name]) for name in last),
         )
         for row in rows
     ]

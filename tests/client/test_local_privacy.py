@@ -88,7 +88,8 @@ def test_each_tensor_gets_its_share_of_the_clip_where_the_plan_says_so() -> None
     plan = RunPlan.parse(TEXT + 'clipping = "per-layer"')
     update = np.ones(LAYOUT.size, np.float32) * 1e6
     found = noised(update, plan, LAYOUT, ScriptedRng(1), no_noise)
-    norms = [float(np.linalg.norm(found[segment.span])) for segment in LAYOUT.model_segments]
+    norms = [float(np.linalg.norm(found[span])) for span in LAYOUT.model_tensors]
+    assert len(norms) > len(LAYOUT.model_segments), "small tensors share a segment, and no clip"
     assert norms == pytest.approx([CLIP / math.sqrt(len(norms))] * len(norms), rel=0.02)
 
 

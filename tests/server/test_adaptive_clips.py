@@ -122,10 +122,10 @@ def test_a_run_with_clips_of_layers_moves_each_tensor_by_at_most_its_share(tmp_p
     made = PerLayer(tmp_path, Fate()).live()
     versions = Versions(made.folder, LAYOUT, durable=False)
     moved = versions.read(made.of(ModelStored)[-1])[0] - versions.read(made.of(ModelStored)[0])[0]
-    most = 2.0 / math.sqrt(len(LAYOUT.segments))
-    for segment in LAYOUT.segments:
-        noise = 0.01 * 2.0 / 5 * math.sqrt(segment.span.stop - segment.span.start)
-        assert np.linalg.norm(moved[segment.span]) <= most + 6 * noise
+    most = 2.0 / math.sqrt(len(LAYOUT.trained))
+    for span in LAYOUT.model_tensors:
+        noise = 0.01 * 2.0 / 5 * math.sqrt(span.stop - span.start)
+        assert np.linalg.norm(moved[span]) <= most + 6 * noise
 
 
 class DistributedAdaptive(DistributedWorld):

@@ -74,7 +74,7 @@ def noised(
     assert plan.privacy.clip is not None, "the plan check demands it"
     secret, noise = rng or SystemRng(), noise_plan(plan, update.size, 1)
     if plan.privacy.clipping == "per-layer":
-        clip_layers(update, [segment.span for segment in layout.model_segments], plan.privacy.clip)
+        clip_layers(update, layout.model_tensors, plan.privacy.clip)
     alone = PrivateSum(update.size, plan.privacy.clip, noise.scale, 1, secret)
     alone.add(update)
     sampler = noise.sampler

@@ -262,7 +262,7 @@ class SecureRounds:
                 decay = np.float32(job.plan.uplink.feedback_decay**age)
                 change += state.residual if decay == 1 else decay * state.residual
             if job.plan.privacy.clipping == "per-layer":
-                clip_layers(change, [segment.span for segment in layout.segments], assignment.secure.clip)
+                clip_layers(change, layout.model_tensors, assignment.secure.clip)
             try:
                 points = one.lattice.encode(
                     change, found.header.examples, assignment.secure.window, rotation_key(one.seed), self.identity.rng()

@@ -158,6 +158,15 @@ class Layout:
         return self.size // 2 if self.control_from else self.size
 
     @property
+    def model_tensors(self) -> tuple[slice, ...]:
+        """Return the range of each trained tensor of the model itself in the whole vector.
+
+        >>> Layout.of({"w": (3, 2), "b": (2,)}).model_tensors
+        (slice(0, 6, None), slice(6, 8, None))
+        """
+        return tuple(slice(t.offset, t.offset + t.size) for t in self.trained[: self.control_from or None] if t.size)
+
+    @property
     def model_segments(self) -> tuple[Segment, ...]:
         """Return the segments of the model itself, without control variates."""
         return self.segments[: len(self.segments) // 2] if self.control_from else self.segments

@@ -252,7 +252,7 @@ class PrivateAggregator(RoundAggregator):
         try:
             update = self._decoded(self._codec(header), frames)
             if self.plan.privacy.clipping == "per-layer":
-                clip_layers(update, [segment.span for segment in self.layout.segments], self.sum.clip)
+                clip_layers(update, self.layout.model_tensors, self.sum.clip)
             self.sum.add(update)
         except NotRounded as error:
             raise BadPayload("an update that is not in the sum", why=str(error)) from error

@@ -109,6 +109,14 @@ releases = st.builds(
     st.sampled_from([1, 1000]),
     rate=st.sampled_from([1.0, 0.5, 0.01]),
     distance=st.sampled_from([0.0, 1e-12]),
+) | st.builds(  # of clients who add a part of the noise each: no sampling amplifies it
+    Release,
+    st.sampled_from(["discrete-gaussian-sum", "skellam"]),
+    st.sampled_from([0.0, 1.0, 3.5, 100.0]),
+    st.floats(0.5, 1e6),
+    st.sampled_from([1, 1000]),
+    st.sampled_from([2, 10, 500]),
+    distance=st.sampled_from([0.0, 1e-12]),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import pickle
 import threading
@@ -31,6 +32,14 @@ def test_no_draw_repeats_another() -> None:
     rng, other = SystemRng(), SystemRng()
     found = [drawn(rng), drawn(rng), drawn(other), rng.random_bytes(32), rng.random_bytes(32)]
     assert len(set(found)) == len(found)
+
+
+def test_a_generator_that_can_be_seeded_is_no_secret_randomness() -> None:
+    """mypy refuses it where a `SecretRng` is wanted, and it would have none of the methods."""
+    wanted = [name for name in dir(SecretRng) if not name.startswith("_")]
+    assert wanted == ["fill", "random_bytes"]
+    assert not [name for name in wanted if hasattr(np.random.default_rng(1), name)]
+    assert not inspect.signature(SystemRng).parameters, "it takes no seed"
 
 
 def test_a_forked_child_draws_other_bits_than_its_parent() -> None:

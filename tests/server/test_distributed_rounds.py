@@ -20,6 +20,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.accounting import Release
 from thinwire.privacy.accounting import epsilon as epsilon_of
 from thinwire.privacy.noise_plan import noise_plan
+from thinwire.privacy.samplers import TableSampler
 from thinwire.server.model_store import Versions
 from thinwire.store import Store
 
@@ -61,16 +62,32 @@ def require_accounted(made: Outcome, plan: RunPlan = PLAN) -> None:
     assert release == noise_plan(plan, noised_dimensions(plan, LAYOUT.model_size), 5).release
 
 
-def test_each_round_is_reserved_and_committed_and_its_sum_has_the_clients_noise(undisturbed: Whole) -> None:
-    made, _ = undisturbed
+def require_noised(made: Outcome, plan: RunPlan = PLAN) -> None:
+    """Each round has its sum, and the sum has the noise of the clients that are in it."""
     assert made.status == "done"
     assert [survivors(made, number) for number in (1, 2, 3)] == [list("abcde"), list("abce"), list("bcde")]
-    require_accounted(made)
-    noise = noise_plan(PLAN, noised_dimensions(PLAN, LAYOUT.model_size), 5)
+    require_accounted(made, plan)
+    noise = noise_plan(plan, noised_dimensions(plan, LAYOUT.model_size), 5)
     for event in made.of(SumUnmasked):
         assert (event.clip, event.next_clip) == (2.0, 2.0)
         expected = np.sqrt(event.survivors * noise.variance * LAYOUT.model_size) * 2.0 / noise.scale / 5
         assert event.norm == pytest.approx(expected, rel=0.5), "the noise is far above the update"
+
+
+def test_each_round_is_reserved_and_committed_and_its_sum_has_the_clients_noise(undisturbed: Whole) -> None:
+    require_noised(undisturbed[0])
+
+
+def test_a_run_whose_clients_add_discrete_gaussians_is_charged_for_their_sum(tmp_path: Path) -> None:
+    """A sum of discrete Gaussians is none, so it costs more than one of the same variance."""
+
+    class Gaussians(World):
+        rounds = RunPlan.parse(f'{TEXT}mechanism = "discrete-gaussian"\n')
+
+    require_noised(Gaussians(tmp_path, Fate()).live(), Gaussians.rounds)
+    noise = noise_plan(Gaussians.rounds, noised_dimensions(Gaussians.rounds, LAYOUT.model_size), 5)
+    assert noise.release.distribution == "discrete-gaussian-sum"
+    assert noise.sampler.digest == TableSampler.discrete_gaussian(noise.variance).digest
 
 
 def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes(

@@ -1,8 +1,8 @@
 """Eight client processes over TLS sum under masks, while two of them and the aggregator are killed.
 
-Another run, with noise of the clients under the masks, loses a client too. All tests look at the same two runs. What
-the aggregator's store shows decides when a process is killed: a held client keeps the phase `masked` open for as long
-as the test wants.
+Another run, with noise of the clients under the masks, loses a client too, and in a third one a client is too late for
+the deadline. All tests look at the same runs. What the aggregator's store shows decides when a process is killed: a
+held client keeps the phase `masked` open for as long as the test wants.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ IN_MASKED, IN_AGREE, HELD = "pi-1", "pi-2", "pi-3"
 ROUNDS = 10
 LEARNT = (f"run.rounds={ROUNDS}", "local.steps=32")
 NOISED = (
-    *(one for one in SECURE if "metrics" not in one), "run.rounds=3", "run.evaluate='off'", "run.metric='loss'",
+    *(one for one in SECURE if "metrics" not in one), "run.evaluate='off'", "run.metric='loss'",
     "privacy.mode='distributed'", "privacy.clip=0.5", "privacy.noise_multiplier=1.0", "privacy.delta=1e-3",
 )  # fmt: skip
+LATE_S = 10  # of a round: eight tenths are for the updates, which seven clients send in a few tenths of a second
 REQUESTS = 7  # of a client in a round, at most
 T = TypeVar("T", bound=Event)
 
@@ -47,6 +48,8 @@ class Run:
     noised: list[Event]  # of a run with distributed privacy, in which a client is killed
     spent: dict[str, dict[str, int]]  # device -> release -> count, by the aggregator's ledger
     booked: dict[str, list[Booking]]  # device -> lines of its own ledger
+    late: list[Event]  # of a round with distributed privacy, in which a client is held past the deadline
+    booked_late: list[Booking]  # lines of that client's ledger for that run
 
     def of(self, kind: type[T]) -> list[T]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -96,7 +99,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         counted = site.counted.read_text()
         without = accuracy_of(site, site.begin(*LEARNT, *PLAIN))
         site.hold(IN_MASKED)
-        noised = site.begin(*NOISED)
+        noised = site.begin(*NOISED, "run.rounds=3")
         site.until_waiting_for(noised, IN_MASKED)
         kill(site.clients[IN_MASKED])
         site.release(IN_MASKED)
@@ -106,7 +109,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         with site.store() as store:
             spent = store.privacy.spent_by_device("digits")
         booked = {name: list(DeviceLedger(site.home / "clients" / name).bookings) for name in DEVICES}
-        yield Run(site.events(run_id), accuracy, without, killed_in, counted, site.events(noised), spent, booked)
+        site.hold(HELD)
+        late = site.begin(*NOISED, "run.rounds=1", f"cohort.deadline_s={LATE_S}", "privacy.population='late'")
+        assert site.until_done(late).status == "done", site.said()
+        site.release(HELD)
+        own = [one for one in DeviceLedger(site.home / "clients" / HELD).bookings if one.run == late]
+        yield Run(
+            site.events(run_id), accuracy, without, killed_in, counted, site.events(noised), spent, booked,
+            site.events(late), own,
+        )  # fmt: skip
     finally:
         site.close()
 
@@ -160,3 +171,15 @@ def test_each_round_with_noise_of_the_clients_is_spent_by_all_of_them_and_booked
     assert run.spent == {name: {release: 3} for name in DEVICES}
     for name in DEVICES:
         assert [(one.round, one.release) for one in run.booked[name]] == [(n, release) for n in (1, 2, 3)]
+
+
+def test_a_noised_round_that_ends_by_its_deadline_has_the_sum_of_those_who_were_in_time(run: Run) -> None:
+    """A client that is too late has spent the round too."""
+    (closed,) = [event for event in run.late if isinstance(event, RoundClosed)]
+    (masked,) = [event for event in run.late if isinstance(event, PhaseClosed) and event.phase == "masked"]
+    (unmasked,) = [event for event in run.late if isinstance(event, SumUnmasked)]
+    assert closed.reason == "deadline"
+    assert HELD in masked.dropped
+    assert unmasked.survivors == len(DEVICES) - len(masked.dropped) == len(masked.received)
+    assert len([event for event in run.late if isinstance(event, PrivacyCommitted)]) == 1
+    assert [one.round for one in run.booked_late] == [1]

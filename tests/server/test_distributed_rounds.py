@@ -130,3 +130,20 @@ def test_a_round_with_too_few_survivors_reveals_nothing_and_stays_spent(tmp_path
     assert [event.reason for event in closed[:3]] == ["all", "too-few", "too-few"]
     assert len(made.of(SumUnmasked)) == len(made.of(PrivacyCommitted)) == sum(e.reason == "all" for e in closed)
     assert len(made.of(PrivacyReserved)) == len(closed)
+
+
+def test_a_run_whose_noise_needs_all_clients_says_that_it_waits_for_more(tmp_path: Path) -> None:
+    """Nobody is busy while it waits: one client is away."""
+
+    class Away(World):
+        def __init__(self, folder: Path, fate: Fate) -> None:
+            super().__init__(folder, fate)
+            self.fleet.die("a", after_s=3.0)
+            self.fleet.come("a", after_s=200.0)
+
+    made = Away(tmp_path, Fate()).live()
+    assert len(made.of(RoundClosed)) == 3, "it went on when the client was back"
+    texts = [event.text for event in made.of(RunStatusChanged)]
+    assert "waiting until more devices can be selected" in texts
+    assert not [text for text in texts if "busy" in text]
+    require_accounted(made)

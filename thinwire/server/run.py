@@ -265,14 +265,16 @@ def _wait_while(running: RunContext, paused: Paused) -> None:
 
 
 def _wait_for_busy(running: RunContext) -> None:
-    """Wait while all connected devices work on earlier rounds.
+    """Wait while no round can open, because the connected devices work on earlier rounds or too few are connected.
 
     After the time that the plan's staleness allows, give up each device's oldest assignment, so that it can be selected
     again.
     """
     past = running.past
-    busy = len(past.ledger.busy)
-    running.status("running", f"waiting for {counted(busy, 'device')} still busy with earlier rounds")
+    what = "until more devices can be selected"
+    if busy := len(past.ledger.busy):
+        what = f"for {counted(busy, 'device')} still busy with earlier rounds"
+    running.status("running", f"waiting {what}")
     listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
     if waited > past.ledger.deadline_s * (running.plan.cohort.max_staleness + 1):

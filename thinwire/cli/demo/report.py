@@ -109,6 +109,20 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
     }
 
 
+def uplink_text(ratio: float | None) -> str:
+    """Return how much smaller the updates were than dense ones; masks and noise leave little of a ratio.
+
+    >>> uplink_text(253.4), uplink_text(1.254)
+    ('253 times fewer payload bytes than dense fp32', '1.3 times fewer payload bytes than dense fp32')
+    >>> uplink_text(0.75)
+    '1.3 times the payload bytes of dense fp32'
+    """
+    if ratio is None:
+        return "no update was sent"
+    times = f"{max(ratio, 1 / ratio):{'.0f' if ratio >= 9.5 else '.2g'}} times"
+    return f"{times} fewer payload bytes than dense fp32" if ratio > 1 else f"{times} the payload bytes of dense fp32"
+
+
 def tell_table(found: dict[str, Any]) -> None:
     """Print the table on stdout and the next commands on stderr."""
     console.line()
@@ -124,7 +138,7 @@ def tell_table(found: dict[str, Any]) -> None:
     ways = ("up", "down")
     rows = [(way, *(formatting.size(found[f"{kind}_{way}_bytes"]) for kind in KINDS)) for way in ways]
     console.table(("bytes", "payload", "wire", "dense fp32"), rows, right=("payload", "wire", "dense fp32"))
-    console.line(f"uplink     {found['uplink_ratio'] or 0:.0f} times fewer payload bytes than dense fp32")
+    console.line(f"uplink     {uplink_text(found['uplink_ratio'])}")
     console.line()
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(found["closed_reasons"]).items())
     clients = formatting.counted(found["clients"], "client")

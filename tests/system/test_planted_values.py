@@ -12,6 +12,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ import pytest
 import zstandard
 
 from tests.support.frozen import children
+from tests.support.listed_files import files_under, unlisted
 from tests.support.planted import CLIP, PLAIN, PRIVATE, SECURE, SIZE, Planted, Search, files_of, memory_of
 from tests.support.processes import THINWIRE
 from tests.support.secure_site import SecureSite
@@ -95,16 +97,30 @@ def planted_site(folder: Path, program: Sequence[str] = THINWIRE) -> Iterator[Se
         site.close()
 
 
-def searched(site: SecureSite, sets: Sequence[str], points: Lattice | None = None) -> tuple[Found, Found]:
-    """What is found while the round of a run waits for its last update, and after the run."""
+@dataclass
+class Looked:
+    """What was found of each run of one site, during its round and after it, and the paths of all files by then."""
+
+    runs: dict[str, tuple[Found, Found]] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
+
+
+def searched(
+    site: SecureSite, sets: Sequence[str], points: Lattice | None = None, files: set[str] | None = None
+) -> tuple[Found, Found]:
+    """What is found while the round of a run waits for its last update, and after it; `files` gets what there are."""
     search = Search.of(len(DEVICES), points)
     site.hold(HELD)
     run_id = site.begin(*sets)
     site.until_waiting_for(run_id, HELD)
     during = search.found(places(site, run_id))
+    if files is not None:
+        files |= files_under(site.home / "aggregator")
     site.release(HELD)
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 1), site.said()
+    if files is not None:
+        files |= files_under(site.home / "aggregator")
     return during, search.found(places(site, run_id))
 
 
@@ -121,14 +137,20 @@ def names(found: Found) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Found, Found]]:
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
     """What is found of the runs of one site. Those that show nothing come first: nothing of an earlier one is found."""
+    found = Looked()
     with planted_site(tmp_path_factory.mktemp("planted")) as site:
-        return {
-            "secure": searched(site, SECURE, lattice()),
-            **{mode: searched(site, PRIVATE[mode]) for mode in ("distributed", "central")},
-            "plain": searched(site, PLAIN),
-        }
+        found.runs["secure"] = searched(site, SECURE, lattice(), found.files)
+        for mode in ("distributed", "central"):
+            found.runs[mode] = searched(site, PRIVATE[mode], files=found.files)
+        found.runs["plain"] = searched(site, PLAIN)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(looked: Looked) -> Mapping[str, tuple[Found, Found]]:
+    return looked.runs
 
 
 def of_client(number: int, *values: str) -> set[str]:
@@ -177,6 +199,11 @@ def test_nothing_of_a_client_is_found_in_a_private_run_but_a_central_update_unti
     for place, found in after.items():
         assert found <= (updates if place in own - {"spool"} else set()), (place, found)
     assert bool(during["spool"]) == (mode == "central"), "else the search is blind"
+
+
+def test_every_file_of_an_aggregator_with_private_runs_is_on_the_page_of_outputs(looked: Looked) -> None:
+    assert any(name.startswith("spool/") for name in looked.files), "a round was open"
+    assert unlisted(looked.files) == []
 
 
 @pytest.mark.parametrize("compress", [zstandard.compress, zlib.compress])

@@ -18,9 +18,10 @@ from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_privacy_rules import LEAST_NOISE, MAX_NOISE
 from thinwire.core.secure_numbers import selected_of
 from thinwire.privacy.accounting import Budget, epsilon
+from thinwire.privacy.meaning import unit_text
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
 from thinwire.privacy.tree_aggregation import length_of, nodes_in_model
-from thinwire.reports.privacy import TRUSTED, sampling_text, unit_text
+from thinwire.reports.privacy import TRUSTED, sampling_text
 from thinwire.reports.secure_rounds import thresholds
 
 if TYPE_CHECKING:

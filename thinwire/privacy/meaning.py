@@ -12,6 +12,15 @@ from thinwire.core.formatting import rounded_up
 UNITS: Final[Mapping[str, str]] = {"client": "one client with all its data", "record": "one record of one device"}
 
 
+def unit_text(mode: str) -> str:
+    """Return the unit of privacy of a mode in words.
+
+    >>> unit_text("local"), unit_text("example")
+    ('one client with all its data', 'one record of one device')
+    """
+    return UNITS["record" if mode == "example" else "client"]
+
+
 def right_guesses(epsilon: float, delta: float) -> float:
     """Return how often someone guesses right, at most, whether one client's data were used, if both are as likely.
 

@@ -18,7 +18,7 @@ from thinwire.core.errors import DataLost
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_values import PrivacySection
 from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
-from thinwire.privacy.meaning import UNITS
+from thinwire.privacy.meaning import UNITS, unit_text
 from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:
@@ -234,11 +234,6 @@ def assumptions(spending: Spending, is_simulated: bool) -> tuple[str, ...]:
         trusted = trusted.replace("sees", "saw")
     said = sampling_text(spending.mode, spending.rate)
     return tuple(filter(None, (f"Unit of privacy: {unit_text(spending.mode)}.", trusted, said)))
-
-
-def unit_text(mode: str) -> str:
-    """Return the unit of privacy of a mode in words."""
-    return UNITS["record" if mode == "example" else "client"]
 
 
 def sampling_text(mode: str, rate: float = 1.0) -> str:

@@ -45,7 +45,7 @@ from thinwire.core.errors import DataLost, UsageError
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.statedir import keep_private, write_atomically
 from thinwire.privacy.accounting import releases_of
-from thinwire.privacy.meaning import meaning, right_guesses
+from thinwire.privacy.meaning import meaning, right_guesses, unit_text
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
     SIMULATED,
@@ -53,7 +53,6 @@ from thinwire.reports.privacy import (
     TRUSTED,
     sampling_text,
     spending_of_run,
-    unit_text,
 )
 from thinwire.store.read_models import population_of, privacy_section
 

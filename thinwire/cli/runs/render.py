@@ -63,7 +63,8 @@ def _secure(store: Store, row: RunRow, rounds: Sequence[RoundRow], found: Sequen
 
 def _private(store: Store, row: RunRow) -> dict[str, Any]:
     """Return what a private run has spent, with its unit and assumptions; {} for other runs."""
-    from thinwire.reports.privacy import assumptions, spending_of_run, unit_text
+    from thinwire.privacy.meaning import unit_text
+    from thinwire.reports.privacy import assumptions, spending_of_run
 
     if (spent := spending_of_run(store, row)) is None:
         return {}

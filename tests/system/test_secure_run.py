@@ -33,7 +33,7 @@ NOISED = (
     *(one for one in SECURE if "metrics" not in one), "run.evaluate='off'", "run.metric='loss'",
     "privacy.mode='distributed'", "privacy.clip=0.5", "privacy.noise_multiplier=1.0", "privacy.delta=1e-3",
 )  # fmt: skip
-LATE_S = 10  # of a round: eight tenths are for the updates, which seven clients send in a few tenths of a second
+LATE_S = 20  # of a round: 16 s are for the updates, which seven clients send in a few tenths of a second
 REQUESTS = 7  # of a client in a round, at most
 T = TypeVar("T", bound=Event)
 

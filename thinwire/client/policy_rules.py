@@ -237,7 +237,8 @@ _CODECS = _DeviceCodecs()
 def _contradiction(assignment: _Assignment) -> Denied | None:
     """Decline a plan under masks or with privacy that `thinwire plan check` refuses: it may promise what no run keeps.
 
-    The aggregator's check protects nobody from the aggregator. Where nothing is protected, no rule would protect more.
+    The aggregator's check protects nobody from the aggregator. A plan without masks or privacy promises nothing that
+    this check could hold. It stands after the rules of the device's owner, because it may import an installed codec.
     """
     if not assignment.plan.is_protected:
         return None

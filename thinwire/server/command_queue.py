@@ -46,7 +46,7 @@ class CommandQueue:
             self._ending = True
             with answering():
                 for order in found:
-                    self.done(order, {})
+                    self.answer(order, {})
         return self._ending
 
     def stop_order(self, run_id: str) -> StopOrder:
@@ -62,43 +62,43 @@ class CommandQueue:
         kinds = {"pause-run": self._paused.add, "resume-run": self._paused.discard}
         if found := next((one for one in self._look() if one.run_id == run_id and one.kind in kinds), None):
             if (run_id in self._paused) == (found.kind == "pause-run"):
-                self.done(found, {})
+                self.answer(found, {})
             else:
                 kinds[found.kind](run_id)
         return run_id in self._paused
 
     def unpause(self, run_id: str) -> None:
-        """Forget that a run was paused: it was stopped since, and begins again."""
+        """Forget that this run was paused, because a driver of it begins."""
         self._paused.discard(run_id)
 
     def refuse_resume(self, run_id: str, error: ThinwireError) -> None:
         """Answer the command to resume this run with a refusal: the run stays paused."""
         self._paused.add(run_id)
         for order in [one for one in self._look() if (one.kind, one.run_id) == ("resume-run", run_id)]:
-            self.done(order, error.as_result())
+            self.answer(order, error.as_result())
 
-    def revoked(self) -> list[Order]:
-        """Return the unanswered commands to revoke a device; `done` answers one."""
+    def revocations(self) -> list[Order]:
+        """Return the unanswered commands to revoke a device; `answer` answers one."""
         return [order for order in self._look() if order.kind == "revoke"]
 
-    def done(self, order: Order, result: Mapping[str, Any]) -> None:
+    def answer(self, order: Order, result: Mapping[str, Any]) -> None:
         """Answer a command with its result."""
         self._commands.answer(order.id, {"done": True, **result})
         self._open = [other for other in self._open if other.id != order.id]
 
     def keeps(self, kind: str, run_id: str) -> bool:
         """Return True from a command of this kind for this run on; it is answered at once."""
-        if self.answer(kind, run_id):
+        if self.answer_all(kind, run_id):
             self._kept.add((kind, run_id))
         return (kind, run_id) in self._kept
 
     def about_runs(self, *kinds: str) -> list[Order]:
-        """Return the unanswered commands of these kinds; `done` answers one."""
+        """Return the unanswered commands of these kinds; `answer` answers one."""
         return [order for order in self._look() if order.kind in kinds]
 
-    def answer(self, kind: str, run_id: str) -> bool:
+    def answer_all(self, kind: str, run_id: str) -> bool:
         """Answer all commands of this kind for this run; return True if there was one."""
         found = [order for order in self._look() if order.kind == kind and order.run_id == run_id]
         for order in found:
-            self.done(order, {})
+            self.answer(order, {})
         return bool(found)

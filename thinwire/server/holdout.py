@@ -95,19 +95,19 @@ class OrderedHoldout:
             try:
                 result = HoldoutResult.from_json(order.args)
             except BadPayload as error:
-                self._orders.done(order, error.as_result())
+                self._orders.answer(order, error.as_result())
                 continue
             if result.version in due:
                 found.append(result)
             else:
-                self._orders.done(order, {"version": result.version, "ignored": True})
+                self._orders.answer(order, {"version": result.version, "ignored": True})
         return found
 
     def settle(self, run_id: str, versions: Sequence[int]) -> None:
         """Answer the commands that brought the results of these versions."""
         for order in self._of(run_id):
             if order.args.get("version") in versions:
-                self._orders.done(order, {"version": order.args["version"]})
+                self._orders.answer(order, {"version": order.args["version"]})
 
     def _of(self, run_id: str) -> list[Order]:
         return [order for order in self._orders.about_runs(EVALUATED) if order.run_id == run_id]

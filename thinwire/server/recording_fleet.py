@@ -18,7 +18,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.holdout import EVALUATED
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.run_deletion import removing
+from thinwire.server.run_deletion import deletion_steps
 from thinwire.server.run_end import close_undriven, end_abandoned, notify
 from thinwire.server.run_extension import extend_run
 from thinwire.store import Order, RunRow, Store
@@ -28,34 +28,35 @@ LOOKED_S = 5.0  # period of the check whether the processes of simulations live
 OnEvent = Callable[[str, Event], None]
 
 
-def raised(error: NotWritten) -> None:
+def raise_error(error: NotWritten) -> None:
     """Raise the error: nobody waits for the disk."""
     raise error
 
 
-def unreported(run_id: str, event: Event) -> None:
+def ignore_event(run_id: str, event: Event) -> None:
     """Report nothing."""
 
 
 class RecordingFleet:
     """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
 
-    It also revokes devices on command. A command to revoke is answered at the poll after the one that carried it out.
-    By then all consequences are recorded.
+    It also carries out the commands that no driver of a run does: it revokes devices, stops, pauses and resumes runs
+    without a driver, and deletes and extends runs that are over. A command to revoke is answered at the poll after the
+    one that carried it out. By then all consequences are recorded.
     """
 
     def __init__(
         self, fleet: Fleet, store: Store, clock: Clock, orders: CommandQueue, home: AggregatorHome | None = None,
-        on_event: OnEvent = unreported,
+        on_event: OnEvent = ignore_event,
     ) -> None:  # fmt: skip
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._on_event = on_event
-        self._told: list[Order] = []
+        self._revoking: list[Order] = []
         self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
         self._unrecorded = list[Arrival]()  # since the disk was full
-        self.on_full: Callable[[NotWritten], None] = raised  # what to do where the disk is full
+        self.on_full: Callable[[NotWritten], None] = raise_error  # what to do where the disk is full
         self.with_reserve: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.driven: Container[str] = ()  # the runs that have a driver
         self.presence = ConnectedDevices()
@@ -82,7 +83,7 @@ class RecordingFleet:
         try:
             for step in (self._revoke, self._carry_out, self._order_runs, self._end_abandoned):
                 step()
-            quick = bool(self._told or self._removals)
+            quick = bool(self._revoking or self._removals)
         except NotWritten as error:
             self.on_full(error)
         arrivals, recorded = [*self._unrecorded], list[Arrival]()
@@ -96,7 +97,7 @@ class RecordingFleet:
                 self.on_full(error)
                 break
             recorded.append(arrival)
-        self._note_taken()
+        self._note_deliveries()
         return recorded
 
     def _connection(self, arrival: Arrival) -> None:
@@ -116,7 +117,7 @@ class RecordingFleet:
         self._store.record_device(event)
         self._on_event("", event)
 
-    def _note_taken(self) -> None:
+    def _note_deliveries(self) -> None:
         """Record which assignments were delivered.
 
         Deliveries decide nothing. They are therefore written with the run's next record, or after NOTED_S.
@@ -141,7 +142,7 @@ class RecordingFleet:
         for order in self._orders.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run", EVALUATED):
             kind, run_id = order.kind, order.run_id
             if self._store.deleted_run(run_id) is not None:
-                self._orders.done(order, {})
+                self._orders.answer(order, {})
                 continue
             row = self._store.run(run_id)
             others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
@@ -149,10 +150,10 @@ class RecordingFleet:
             others |= kind in ("stop-after-round", "pause-run") and self._ends_a_round(row)
             if row.status in ENDED or not others:  # else another process or a driver carries it out
                 self._change(kind, row)
-                self._orders.done(order, {})
+                self._orders.answer(order, {})
 
     def _ends_a_round(self, row: RunRow) -> bool:
-        """Return True if the run has an open round, or its last evaluation is due: once it has a driver, that ends it.
+        """Return True if the run has an open round, or its last evaluation is due. Its next driver ends either.
 
         A restart may leave such a run without a driver, because it no longer fits in beside the others.
         """
@@ -185,7 +186,7 @@ class RecordingFleet:
         steps = self._removals.get(order.id)
         if steps is None:
             drop = self._fleet.drop_uploads
-            steps = self._removals[order.id] = removing(self._store, home, order.run_id, order.who, drop)
+            steps = self._removals[order.id] = deletion_steps(self._store, home, order.run_id, order.who, drop)
         try:
             with self.with_reserve():  # what is deleted makes space
                 next(steps)
@@ -198,7 +199,7 @@ class RecordingFleet:
         except ThinwireError as error:
             result = error.as_result()
         del self._removals[order.id]
-        self._orders.done(order, result)
+        self._orders.answer(order, result)
 
     def _extend(self, order: Order, home: AggregatorHome) -> None:
         """Carry out a command to give a run that is over more rounds; a refusal is the command's result."""
@@ -210,7 +211,7 @@ class RecordingFleet:
             raise
         except ThinwireError as error:
             result = error.as_result()
-        self._orders.done(order, result)
+        self._orders.answer(order, result)
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""
@@ -221,13 +222,13 @@ class RecordingFleet:
 
     def _revoke(self) -> None:
         """Answer the commands to revoke of the last poll, then carry out new ones."""
-        for order in self._told:
+        for order in self._revoking:
             rounds = [self._store.aggregated_rounds(device) for device in self._devices([order])]
-            self._orders.done(order, {"rounds": dict(*rounds)})
-        self._told = self._orders.revoked()
-        if self._told:
+            self._orders.answer(order, {"rounds": dict(*rounds)})
+        self._revoking = self._orders.revocations()
+        if self._revoking:
             self._store.roster.refresh()  # another process revoked them; no request may pass after `revoke_access`
-        self._fleet.revoke_access(self._devices(self._told))
+        self._fleet.revoke_access(self._devices(self._revoking))
 
     def _devices(self, orders: Sequence[Order]) -> list[str]:
         """Return the present names of the devices that these commands are about by their keys."""

@@ -1,8 +1,7 @@
 """Deletes a run that is over, as a person ordered, or because it is older than the operator wants to keep.
 
 The command is a row of `store.commands` first, so a deletion that was killed is completed by the next start of the
-aggregator, or by the same command again. The steps of `removing` have an order in which no reader finds a row without
-its file:
+aggregator, or by the same command again. The order of `deletion_steps` lets no reader find a row without its file:
 
 1. The store marks the run as deleted, and journals by whom. From then on nobody reads it, and its id stays taken.
 2. Its rows go, in short transactions.
@@ -88,7 +87,7 @@ class Retention:
 
 
 def require_deletable(row: RunRow, with_queued: bool) -> None:
-    """Raise `Refused` unless a run is over, or `with_queued` waits in the queue and has opened no round."""
+    """Raise `Refused` unless a run is over or, if `with_queued`, waits in the queue and has opened no round."""
     if row.status in ENDED or (with_queued and is_unbegun(row)):
         return
     if is_unbegun(row):
@@ -109,7 +108,7 @@ def is_unbegun(row: RunRow) -> bool:
     return row.status == "queued" and row.started_at is None and row.source == "devices"
 
 
-def removing(
+def deletion_steps(
     store: Store, home: AggregatorHome, run_id: str, who: str, drop_uploads: Callable[[str], None] = lambda run_id: None
 ) -> Iterator[None]:
     """Delete a run, or complete a deletion that was killed, and yield between the steps, which are short.
@@ -132,8 +131,8 @@ def removing(
 
 
 def delete_run(store: Store, home: AggregatorHome, run_id: str, who: str) -> None:
-    """Delete a run at once, as `removing` does step by step; for a process beside which no aggregator works."""
-    for _ in removing(store, home, run_id, who):
+    """Delete a run at once, as `deletion_steps` does step by step; for a process beside which no aggregator works."""
+    for _ in deletion_steps(store, home, run_id, who):
         pass
 
 

@@ -49,7 +49,7 @@ from thinwire.server.dispatcher import Dispatcher, FullDisk
 from thinwire.server.holdout import OrderedHoldout
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.recording_fleet import OnEvent, RecordingFleet, unreported
+from thinwire.server.recording_fleet import OnEvent, RecordingFleet, ignore_event
 from thinwire.server.run import drive
 from thinwire.server.run_deletion import Retention
 from thinwire.server.run_end import close_undriven, delete_messages, notify
@@ -196,7 +196,7 @@ def serve(
     max_runs: int = MAX_RUNS,
     memory_bytes: int | None = None,
     reserve: Reserve | None = None,
-    on_event: OnEvent = unreported,
+    on_event: OnEvent = ignore_event,
     keep_days: int | None = None,
 ) -> int:
     """Execute runs until `ending` is set or a person commands `stop-service`, and return the exit code.

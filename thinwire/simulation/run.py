@@ -235,7 +235,7 @@ def run_sim(
         orders = CommandQueue(store.commands)
 
         def stop() -> StopOrder:
-            if orders.answer("stop-run", run_id):
+            if orders.answer_all("stop-run", run_id):
                 return "run"
             return "after-round" if orders.keeps("stop-after-round", run_id) else None
 

@@ -76,14 +76,14 @@ def page(request: Request, settings: SettingsDep) -> Response:
 
 
 @pages.get("/devices/{name}")
-def device_page(request: Request, settings: SettingsDep, name: DeviceName) -> Response:  # noqa: ARG001 - as below
+def device_page(request: Request, settings: SettingsDep, name: DeviceName) -> Response:  # noqa: ARG001 - the route checks it
     """Return the HTML of a device's page."""
     return _shell(request, 1, settings)
 
 
 @pages.get("/runs/{run_id}")
 def run_page(request: Request, settings: SettingsDep, run_id: RunId) -> Response:
-    """Return the HTML of a run's page; without a choice in its address the browser begins the first read with it."""
+    """Return the HTML of a run's page. If its address has no choice, the HTML makes the browser read the view, too."""
     return _shell(request, 1, settings, "" if request.url.query else f"runs/{run_id}/view?{FIRST_VIEW}")
 
 

@@ -118,7 +118,7 @@ def _stop_here(store: Store, run_id: str) -> None:
 
     said = "stopped by a person; the process that simulated it or handed it over did not answer"
     close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
-    CommandQueue(store.commands).answer("stop-run", run_id)
+    CommandQueue(store.commands).answer_all("stop-run", run_id)
 
 
 CARRIED_OUT_S = 60.0  # for the aggregator to carry a command out

@@ -76,3 +76,13 @@ def test_no_code_is_imported_that_a_plan_names_for_its_aggregator(kind, key, pla
     plan = RunPlan.from_json({**PLAN, **PROTECTED.get(kind, {}), "server": {key: place.format(tmp_path)}})
     decide(Policy(), "ecg", "train", plan.to_json(), FACTS)
     assert not imported.exists()
+
+
+@pytest.mark.parametrize("kind", ["off", *PROTECTED])
+@pytest.mark.parametrize(
+    ("key", "value"), [("min_updates", float("inf")), ("min_updates", 1e308), ("over_select", 1e308)]
+)
+def test_numbers_that_overflow_are_declined_and_end_no_thread(kind, key, value):
+    plan = {**PLAN, **PROTECTED.get(kind, {})}
+    policy = Policy(min_cohort=2)
+    assert decide(policy, "ecg", "train", {**plan, "cohort": {"clients": 5, key: value}}, FACTS) is not None

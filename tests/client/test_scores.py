@@ -57,7 +57,7 @@ def test_it_takes_tensors_arrays_and_lists_alike() -> None:
     [
         ([0.5], [0, 1], 4, "1 scores and 2 labels"),
         ([1.5], [1], 4, "not all from 0 to 1"),
-        ([float("nan")], [1], 4, "not all from 0 to 1"),
+        ([float("inf")], [1], 4, "not all from 0 to 1"),
         ([0.5], [2], 4, "other than 0 and 1"),
         ([0.5], [1], 3, "bins = 3"),
         ([0.5], [1], 1024, "bins = 1024"),
@@ -66,6 +66,11 @@ def test_it_takes_tensors_arrays_and_lists_alike() -> None:
 def test_what_is_no_score_or_label_is_refused(scores: Any, labels: Any, bins: int, what: str) -> None:
     with pytest.raises(BadTask, match=what):
         histogram(scores, labels, bins)
+
+
+def test_a_score_of_a_model_that_diverged_counts_as_0() -> None:
+    """A failure would tell the aggregator, which may send such a model, whose data drove it there."""
+    assert histogram([float("nan"), 0.9], [1, 0], 4) == histogram([0.0, 0.9], [1, 0], 4)
 
 
 def evaluated(said: Any) -> Any:

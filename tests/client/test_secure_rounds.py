@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.support.small_task import RUN, cross_entropy, plan_of
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.payload import least_kept_bytes
 from thinwire.client.train.errors import Cancelled
+from thinwire.core import RunPlan
 from thinwire.core.layout import Layout
 from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import Failure, ReplyHeader, SecureWork, Timings, UpdateId, UpdateOutcome, phase_id
@@ -238,6 +240,23 @@ def test_a_client_whose_training_diverges_is_in_the_sum_with_zeros_and_told_apar
     update, scalars = clients.sum()
     assert scalars["weight"] == 4 and np.isfinite(update).all()
     assert "training diverged: an update of zeros is sent, which tells nothing of it" in clients.said
+
+
+def test_an_update_that_overflows_with_its_residual_is_in_the_sum_with_zeros(tmp_path):
+    """Training stays finite, and what a client keeps of each round drives the two to infinity for some data alone."""
+    base = secure_plan().to_json()
+    plan = RunPlan.from_json({**base, "local": {**base["local"], "lr": 1e38, "steps": 1}})
+    clients = SecureClients(tmp_path, plan, functions={"loss": lambda model, batch: 4 * cross_entropy(model, batch)})
+    clients.aggregator.steps = 1
+    clients.params = np.zeros_like(clients.params)
+    largest = list[float]()
+    for _ in range(4):
+        clients.open()
+        clients.run()
+        assert {type(reply) for reply in clients.replies.values()} == {ReplyHeader}
+        assert np.isfinite(clients.sum()[0]).all()
+        largest.append(float(np.abs(clients.residual(ONE)).max()))
+    assert any(before > 1e37 and after < 1 for before, after in pairwise(largest)), largest
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,19 @@ def test_a_refusal_is_the_result_of_the_command(tmp_path: Path) -> None:
     assert site.store.run(going).status == "done"
 
 
+def test_a_defect_ends_the_command_and_not_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command would else stay, and end each next start of the service too."""
+    site = Site(tmp_path, steady(SPEEDS))
+    run_id, going = site.submit(), site.submit(run={"seed": 1, "rounds": 4})
+    site.serve()
+    monkeypatch.setattr("thinwire.server.recording_fleet.extend_run", lambda *given: 1 // 0)
+    order = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {}}, "ann")
+    site.serve(seconds=5.0)
+    result = site.store.commands.result(order)
+    assert result is not None and not result["done"] and "ZeroDivisionError" in result["error"]
+    assert (site.store.run(run_id).rounds_closed, site.store.run(going).status) == (3, "done")
+
+
 @pytest.mark.parametrize(
     "sections",
     [{"cohort": {"clients": 2}}, {"server": {"optimizer": "fedadam"}, "downlink": {"codec": "int8"}}],

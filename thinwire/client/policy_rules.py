@@ -98,7 +98,10 @@ def decide(
     except PlanError as error:
         return Denied("plan", plain(f"this version cannot judge it: {error.what}"[:MAX_LETTERS]))
     assignment = _Assignment(policy, task, kind, known, facts)
-    return next((declined for rule in RULES if (declined := rule(assignment)) is not None), None)
+    try:
+        return next((declined for rule in RULES if (declined := rule(assignment)) is not None), None)
+    except (ArithmeticError, ValueError) as error:  # of numbers that no plan of a person has
+        return Denied("plan", f"this version cannot judge its numbers: {type(error).__name__}")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from thinwire.client.errors import FAILED, CannotReply
 from thinwire.client.execute import AssignmentContext, Result, Trained
 from thinwire.client.train.errors import Cancelled
 from thinwire.compression.native import cores, planned_threads
+from thinwire.compression.vector_ops import finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.protocol import without_facts
 from thinwire.core.types import Part, PhaseReply, phase_of, training_id
@@ -260,7 +261,10 @@ class SecureRounds:
         with planned_threads(job.plan.local.codec_threads or cores()):
             if keeps and state.residual is not None:
                 decay = np.float32(job.plan.uplink.feedback_decay**age)
-                change += state.residual if decay == 1 else decay * state.residual
+                with np.errstate(over="ignore", invalid="ignore"):
+                    change += state.residual if decay == 1 else decay * state.residual
+            if not finite(change):  # zeros, and no failure: see `without_divergence`
+                change.fill(0.0)
             if job.plan.privacy.clipping == "per-layer":
                 clip_layers(change, layout.model_tensors, assignment.secure.clip)
             try:

@@ -6,6 +6,7 @@ These are commands about devices, about runs without a driver, and about runs th
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
@@ -179,7 +180,14 @@ class RecordingFleet:
         """Carry out the commands about runs that are over."""
         for order in self._orders.about_runs("delete-run", "extend-run") if self._home is not None else ():
             assert self._home is not None
-            (self._remove if order.kind == "delete-run" else self._extend)(order, self._home)
+            try:
+                (self._remove if order.kind == "delete-run" else self._extend)(order, self._home)
+            except NotWritten:
+                raise
+            except Exception as error:  # would else end the service, and each next start of it
+                traceback.print_exception(error)
+                said = f"a defect of Thinwire: {type(error).__name__}: {error}"
+                self._orders.answer(order, ThinwireError(said, why="its traceback is in the log").as_result())
 
     def _remove(self, order: Order, home: AggregatorHome) -> None:
         """Do the next step of a command to delete a run, and answer it after the last one, or with a refusal."""

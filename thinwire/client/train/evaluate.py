@@ -247,19 +247,20 @@ def histogram(scores: Any, labels: Any, bins: int = BINS) -> Histogram:
     """Return the histogram of scores from 0 to 1, such as probabilities of the positive class, by their labels.
 
     `scores` and `labels` are tensors, arrays or lists of the same size; a label is 0 or 1, False or True. `bins` is an
-    even number of at most 512. Raise `BadTask` for anything else.
+    even number of at most 512. Raise `BadTask` for anything else. A NaN, which a model that diverged gives, counts as
+    0: a failure would tell an aggregator that sent such a model whose data drove it there.
 
     >>> histogram([0.1, 0.4, 0.6, 0.9], [0, 1, 0, 1], bins=2)
     Histogram(negatives=(1, 1), positives=(1, 1))
     """
-    found, wanted = _flat(scores).astype(np.float64), _flat(labels)
+    found, wanted = np.nan_to_num(_flat(scores).astype(np.float64), posinf=np.inf, neginf=-np.inf), _flat(labels)
     if bins not in range(2, BINS + 1, 2):
         raise _bad(f"bins = {bins!r}", f"an even number from 2 to {BINS}", "leave bins out")
     if found.shape != wanted.shape:
         raise _bad(
             f"{found.size} scores and {wanted.size} labels", "each score has a label", "scores of the positive class"
         )
-    if not np.isfinite(found).all() or (found.size and (found.min() < 0 or found.max() > 1)):
+    if found.size and (found.min() < 0 or found.max() > 1):
         raise _bad("scores that are not all from 0 to 1", "bins are the same on every client", "torch.sigmoid(outputs)")
     if not np.isin(wanted, (0, 1)).all():
         raise _bad("labels other than 0 and 1", "a histogram is of two classes", "labels == 1, one histogram a class")

@@ -64,6 +64,8 @@ def test_two_processes_give_the_bits_of_one_even_when_a_worker_is_killed(
     spec = task(tmp_path, ONCE)
     one = simulate(spec, PLAN, clients=4)
     monkeypatch.setenv("KILL", "1")
+    (tmp_path / "thinwire").mkdir()  # a checkout of that name, in the folder that a person is in
+    monkeypatch.chdir(tmp_path)
     two = simulate(spec, PLAN, clients=4, processes=2)
     assert (tmp_path / "killed").exists()
     assert two.run.model_digest == one.run.model_digest

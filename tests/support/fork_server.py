@@ -97,7 +97,7 @@ def is_forkable(words: Sequence[str], env: Mapping[str, str]) -> bool:
     variables -= {"PYTHONUNBUFFERED", "PYTHONPATH"}
     return (
         len(words) > 1 and words[0] == sys.executable
-        and (words[1] in ("-m", "-c") or not words[1].startswith("-"))
+        and (words[1] in ("-P", "-m", "-c") or not words[1].startswith("-"))
         and all(env.get(name) == FIXED.get(name, BEGUN.get(name)) for name in variables)
         and _more_paths(env) == _more_paths(BEGUN)
     )  # fmt: skip
@@ -344,8 +344,10 @@ def _program(words: Sequence[str]) -> Run:
     if not unbuffered:
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]  # it is a file
     sys.orig_argv = [sys.executable, *words]
+    safe, words = words[0] == "-P", words[words[0] == "-P" :]
     kind, what, rest = (words[0], words[1], words[2:]) if words[0] in ("-m", "-c") else ("", words[0], words[1:])
     sys.path[0] = {"-m": os.getcwd(), "-c": ""}.get(kind, os.path.dirname(what))
+    sys.path[:1] = [] if safe else sys.path[:1]
     sys.argv = [{"-c": "-c"}.get(kind, what), *rest]
     if kind == "-m":
         return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)

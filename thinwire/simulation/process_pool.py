@@ -27,7 +27,12 @@ from thinwire.simulation.client_pool import Answered, ClientPopulation
 
 DEATHS = 2  # of workers over one reply: the second one is no coincidence
 # `-m` would import this module twice, because its package imports it, and warn of that.
-BEGIN = f"from {__name__} import begin; begin()"
+BEGIN = f"""
+import sys
+if sys.path[:1] == [""]: del sys.path[0]  # the folder of the caller may hold another thinwire/
+from {__name__} import begin
+begin()
+"""
 GRACE_S = 5.0  # for a worker to end by itself
 
 Key = tuple[int, str]  # client, id of the assignment

@@ -199,7 +199,8 @@ class Dashboard:
 
     def _begin(self) -> subprocess.Popen[bytes]:
         """Start the process; it writes its log itself, so that it does not need us."""
-        command = [sys.executable, "-m", "thinwire.web", "--database", self._database]
+        # -P: the folder of the aggregator may hold another thinwire/
+        command = [sys.executable, "-P", "-m", "thinwire.web", "--database", self._database]
         command += ["--lock", str(self._place.lock), "--listen", str(self.address), "--log", str(self._log)]
         command += self._reach.words()
         with open(self._log, "ab", opener=private_opener) as log:

@@ -255,7 +255,9 @@ def serve_in_background(home: Path | None) -> int:
     tell_start()
     log = place.root / SERVICE_LOG
     typed = StartOptions.of_this_command().without(*NOT_KEPT).words()
-    command = [sys.executable, "-m", "thinwire.cli", "aggregator", "start", *typed, "--home", str(place.root.parent)]
+    # -P: the folder that the person is in may hold another thinwire/
+    command = [sys.executable, "-P", "-m", "thinwire.cli", "aggregator", "start", *typed]
+    command += ["--home", str(place.root.parent)]
     with contextlib.suppress(FileNotFoundError):
         os.replace(log, log.with_name(f"{log.name}.1"))  # it tells why the previous process ended
     with open(log, "ab", opener=private_opener) as file:

@@ -99,7 +99,8 @@ class Crowd:
         """Start `thinwire` with these arguments, its output in the process's log."""
         from thinwire.core.statedir import private_opener
 
-        command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
+        # -P: the folder that the person is in may hold another thinwire/
+        command = [sys.executable, "-P", "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
         with open(self.log(name), "ab", opener=private_opener) as log:
             self._running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,

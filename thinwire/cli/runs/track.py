@@ -300,7 +300,7 @@ def start_follower(run_id: str, to: str, home: Path | None) -> None:
     words = ["runs", "track", run_id, "--to", to, *(["--home", str(home)] if home else [])]
     with open(log, "ab", opener=private_opener) as out:
         subprocess.Popen(
-            [sys.executable, "-m", "thinwire.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            [sys.executable, "-P", "-m", "thinwire.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
     console.note(f"its rounds go to {to}; the follower's messages are in {log}")

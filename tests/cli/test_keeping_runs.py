@@ -211,6 +211,10 @@ def test_a_clone_that_no_device_could_work_for_is_refused(
     assert thinwire("runs", "clone", "toy-1", "--yes", "--home", home).out.strip() == "toy-2"
     store.roster.seen(Hello("pi-01", "p1", (TaskReport("toy"),)), 2.0)
     assert thinwire("runs", "clone", "toy-1", "--home", home).out.strip() == "toy-3"
+    store.roster.enrol("pi-02", "e" * 64, b"other", "loopback")
+    store.roster.seen(Hello("pi-02", "p1", (TaskReport("digits"),)), 3.0)
+    said = thinwire("runs", "clone", "toy-1", "--set", "cohort.wait_for=2", "--home", home)
+    assert (said.code, "waits for 2 devices, and 1 is known with this task" in said.err) == (6, True), said.err
 
 
 def test_a_clone_needs_an_aggregator(thinwire, home: Path, folder: Path):

@@ -57,7 +57,7 @@ def run(
         if not yes:
             require_known(store, read, home)
         run_id = hand_over(store, home, read, plan, task, name)
-        if said := begins_early(read, len(known_devices(store))):
+        if said := begins_early(read, len(may_train(store, read.run.task))):
             console.note(said)
         if track:
             start_follower(run_id, track, home)
@@ -75,11 +75,13 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
     from thinwire.cli.local_state import again
     from thinwire.core.errors import TooFewClients
 
-    known, task = known_devices(store), plan.run.task
+    task = plan.run.task
+    known = may_train(store, task) or known_devices(store)
     lacking = {TASK: f"trains the task {task}, which no known device has"} if is_nowhere(store, task) else {}
     if not (lacking := lacking | too_many(plan, known)):
         return
-    count = f", and {len(known)} {'is' if len(known) == 1 else 'are'} known" if lacking.keys() != {TASK} else ""
+    having = " with this task" if len(known) < len(known_devices(store)) else ""
+    count = f", and {len(known)} {'is' if len(known) == 1 else 'are'} known{having}" if lacking.keys() != {TASK} else ""
     said = f"the plan {', '.join(lacking.values())}{count}"
     if sys.stdin.isatty() and sys.stderr.isatty():
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
@@ -99,6 +101,12 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
 def known_devices(store: Store) -> set[str]:
     """Return the names of the devices that are not revoked."""
     return {row.name for row in store.roster.rows() if row.state != "revoked"}
+
+
+def may_train(store: Store, task: str) -> set[str]:
+    """Return the names of the devices that have this task, or have not told their tasks yet, and are not revoked."""
+    known = [info for info in store.devices() if info.row.state != "revoked"]
+    return {info.row.name for info in known if not info.hello or task in (one.get("name") for one in info.tasks)}
 
 
 def is_nowhere(store: Store, task: str) -> bool:

@@ -143,9 +143,8 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         console.sentence(said, begin=" " * 8 if place else "privacy ")
     console.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = formatting.figures(row.decisive)
-    console.line(
-        f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet"
-    )
+    unmeasured = "not measured" if row.status in ENDED else "not measured yet"
+    console.line(f"metrics {f'{figures} of version {measured_version(row, rounds)}' if figures else unmeasured}")
     if trained := next((r for r in reversed(rounds) if r.train_metrics), None):
         console.line(f"train   {formatting.figures(trained.train_metrics)} in round {trained.round}")
     if said := not_evaluated(row, rounds):

@@ -299,11 +299,17 @@ def explain(
         return f"{name} is missing", f"every {noun} needs it", _example(place)
     if kind == UNKNOWN_NAME:
         said = details["ctx"]
-        return f"{name} = {details['input']!r}: {said['what']}", said["why"], said["hint"]
+        return f"{name} = {_typed(details['input'])}: {said['what']}", said["why"], said["hint"]
     hint = keys.format(place[0] if place else "").strip()
     if kind in TABLE and len(place) > 1 and (model := _model_at(plan, place)) is not None:
         hint = f"{name} = {_table_of(model)}"
-    return f"{name} = {details.get('input')!r} is not valid", _wanted(details), hint
+    return f"{name} = {_typed(details.get('input'))} is not valid", _wanted(details), hint
+
+
+def _typed(value: Any) -> str:
+    """Return a wrong value as an error shows it: its beginning, if it is long."""
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
 
 
 def _nearest(key: str, known: Sequence[str]) -> str | None:
@@ -327,7 +333,8 @@ def _wanted(details: Mapping[str, Any]) -> str:
         return f"{SHOULD}a table"
     if details["type"] == "string_pattern_mismatch" and place_of(details) == ("run", "task"):
         return "it is the name of a task, of letters, digits, - and _; --task NAME=FILE says where its code is"
-    said = str(details["msg"]).replace("Input should be ", SHOULD).removeprefix("Value error, ")
+    said = str(details["msg"]).removeprefix("Value error, ")
+    said = said.replace("Input should be ", SHOULD).replace("String should have ", f"{SHOULD}of ")
     return said.partition(", got ")[0].partition(", unable ")[0]
 
 
@@ -347,9 +354,10 @@ def _is_branch(part: str) -> bool:
 
 
 def _shown(place: tuple[str, ...]) -> str:
-    if len(place) < 2:
-        return f"[{place[0]}]" if place else "the file"
-    return f"[{place[0]}] {'.'.join(place[1:])}"
+    if not place:
+        return "the file"
+    table, *keys = (part if len(part) <= SHOWN else f"{part[:SHOWN]}..." for part in place)
+    return " ".join([f"[{table}]", ".".join(keys)] if keys else [f"[{table}]"])
 
 
 def _keys(plan: type[BaseModel], place: tuple[str, ...]) -> list[str]:

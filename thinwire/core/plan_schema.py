@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from thinwire.core.errors import CodecError
 from thinwire.core.plan_values import (
     MAX_ACCUMULATE,
     MAX_BATCH,
+    MAX_GLOBS,
+    MOST,
     Below1,
     Count,
+    Name,
     NotNegative,
     Overlap,
     Portion,
@@ -33,7 +36,11 @@ from thinwire.core.plan_values import (
     Spec,
     Target,
     TaskName,
+    Threads,
+    Waiting,
     Warmup,
+    Whole,
+    rules_by_layer,
 )
 
 UNKNOWN_NAME = "unknown_name"  # pydantic's type of an error that holds what, why and hint of a CodecError
@@ -73,14 +80,14 @@ class RunSection(Section):
     init: Spec = Field(
         default="", description="the first model: .safetensors file, run:ID, device (one makes it); else the task's"
     )
-    keep: str = Field(default="last,best", description="versions kept when the run ends: last,best or all")
+    keep: Name = Field(default="last,best", description="versions kept when the run ends: last,best or all")
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")
     patience: Count | None = Field(default=None, description="stop after so many evaluated models without a new best")
-    metric: str = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
+    metric: Name = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
     evaluate: Literal["clients", "holdout", "off"] = Field(
         default="clients", description="where the model is evaluated; holdout: by the operator, on data of its own"
     )
-    evaluate_wait_s: NotNegative = Field(
+    evaluate_wait_s: Waiting = Field(
         default=60.0,
         description="of holdout: seconds that a round of a run with target or patience, and the run's end, wait for it",
     )
@@ -100,16 +107,14 @@ class CohortSection(Section):
     clients: Literal["all"] | Count | Annotated[float, Field(gt=0, lt=1)] = Field(
         default="all", description='selected each round: "all", a count, or a fraction of those there'
     )
-    wait_for: Count | list[str] = Field(
+    wait_for: Count | list[Name] = Field(
         default=1, description="devices that must be there before a round opens: a count or names"
     )
-    wait_s: NotNegative = Field(
-        default=0.0, description="seconds to wait for them before the run fails; 0 waits for ever"
-    )
-    min_updates: Annotated[float, Field(gt=0)] = Field(
+    wait_s: Waiting = Field(default=0.0, description="seconds to wait for them before the run fails; 0 waits for ever")
+    min_updates: Positive = Field(
         default=0.5, description="fewest updates that make a step: a share of those selected, or from 1 on a count"
     )
-    over_select: NotNegative = Field(
+    over_select: Annotated[float, Field(ge=0, le=100)] = Field(
         default=0.0, description="share selected beyond the target; the round closes when enough updates arrived"
     )
     deadline_s: Literal["auto"] | Seconds = Field(
@@ -118,7 +123,7 @@ class CohortSection(Section):
     late: Literal["aggregate", "drop"] = Field(default="aggregate", description="outcome of a reply after its round")
     staleness_exponent: NotNegative = Field(default=0.5, description="a late reply counts (1 + staleness)^-exponent")
     max_staleness: Count = Field(default=5, description="versions that a reply may be behind; one of more is dropped")
-    retry_limit: Annotated[int, Field(ge=0)] = Field(
+    retry_limit: Whole = Field(
         default=3,
         description=(
             "rounds in a row with too few replies before the run fails; further assignments of one device for a model"
@@ -131,7 +136,7 @@ class CohortSection(Section):
     buffer: Count = Field(
         default=10, description='replies that fill the buffer of mode = "buffered", at most one a device'
     )
-    max_concurrency: Annotated[int, Field(ge=0)] = Field(
+    max_concurrency: Whole = Field(
         default=0,
         description="devices that may be at work at once, the others when a concurrency slot is free; 0: no limit",
     )
@@ -141,7 +146,7 @@ class CohortSection(Section):
             "how a round's devices are sampled: with equal weights, or fast ones more often, by a step or by link"
         ),
     )
-    max_weight: Literal["none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+    max_weight: Literal["none"] | Annotated[float, Field(ge=1, le=MOST)] = Field(
         default=10.0,
         description="most that one client counts, in medians of its round, from three clients on, in the model and in "
         "what `best` and `target` go by; none: no limit",
@@ -182,7 +187,7 @@ class LocalSection(LearningRate):
     min_steps: Count = Field(
         default=1, description='steps made even where time is short, with partial work or steps = "auto"'
     )
-    codec_threads: Annotated[int, Field(ge=0)] = Field(
+    codec_threads: Threads = Field(
         default=0, description="threads that encode and decode on a device; 0: as many as cores"
     )
     batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(default=32, description="examples a batch")
@@ -199,7 +204,7 @@ class LocalSection(LearningRate):
     buffers: Literal["average", "local", "frozen"] = Field(
         default="average", description="BatchNorm statistics and the like"
     )
-    personal_layers: tuple[str, ...] = Field(
+    personal_layers: Annotated[tuple[Name, ...], Field(max_length=MAX_GLOBS)] = Field(
         default=(), description='globs of tensors that stay on each client: ["head.*"] (FedPer), ["*bn*"] (FedBN)'
     )
     partial: bool = Field(
@@ -232,7 +237,9 @@ class UplinkSection(Section):
     """
 
     codec: Codec = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
-    layers: dict[str, Codec] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
+    layers: Annotated[dict[Name, Codec], BeforeValidator(rules_by_layer)] = Field(
+        default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }'
+    )
     feedback: Literal["auto", "classic", "ef21", "none"] = Field(
         default="auto",
         description='error feedback; "auto" is "none" if all codecs of the plan are unbiased, else "classic"',
@@ -276,7 +283,7 @@ class DownlinkSection(Section):
 
     codec: Codec = Field(default=IDENTITY, description="a chain of codecs for the model's changes")
     feedback: Literal["replica"] = Field(default="replica", description="the server keeps the devices' model")
-    full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
+    full_every: Whole = Field(default=0, description="rounds between two full models; 0: never")
     log_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=20, description="rounds that a device may be behind and still get changes only"
     )
@@ -290,7 +297,7 @@ class DownlinkSection(Section):
 class ServerSection(LearningRate):
     """Sets how the aggregator turns updates into a new model."""
 
-    threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
+    threads: Threads = Field(default=0, description="threads that fold; 0: one")
     optimizer: Annotated[Spec, _known(lambda book, name: book.require_optimizer(ServerSection(optimizer=name)))] = (
         Field(default="fedavg", description="fedavg, fedavgm, fedadam, fedyogi, fedadagrad, MODULE:CLASS")
     )

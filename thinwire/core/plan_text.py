@@ -10,31 +10,39 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
 
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_schema import Sections
-from thinwire.core.plan_values import PrivacySection
+from thinwire.core.plan_values import MOST, PrivacySection
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
 MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 10 us and 1 kB
+MAX_LETTERS = 2**18  # of all keys and texts; the longest of our examples has 700
 MAX_DEPTH = 16  # tables and lists in each other
-MAX_CLIENTS = 2**60  # or records: the most of `Count` in core/plan_schema.py
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML reads without quotes
 
 
 def require_small(raw: Any, source: str) -> None:
-    """Raise PlanError for more than MAX_VALUES values, or for more than MAX_DEPTH in each other, before pydantic checks
-    any: plans come from others.
+    """Raise PlanError for more than MAX_VALUES values, MAX_DEPTH in each other or MAX_LETTERS, and for text that UTF-8
+    does not have, before pydantic checks any: plans come from others.
     """
-    left, found = [(raw, 0)], 0
+    left, found, letters = [(raw, 0)], 0, 0
     while left:
         inner, depth = left.pop()
-        if isinstance(inner, (Mapping, list, tuple)):
+        if isinstance(inner, str):
+            letters += len(inner)
+            if letters > MAX_LETTERS:
+                why, hint = f"{MAX_LETTERS:,} are read", "shorter names, globs and codecs, or fewer of them"
+                raise PlanError(f"{source} holds more than {MAX_LETTERS:,} letters", why=why, hint=hint)
+            if not inner.isascii():
+                _require_utf8(inner, source)
+        elif isinstance(inner, (Mapping, list, tuple)):
             found += len(inner)
             if found > MAX_VALUES:
                 raise PlanError(
@@ -43,7 +51,16 @@ def require_small(raw: Any, source: str) -> None:
             if depth == MAX_DEPTH:
                 why = f"{MAX_DEPTH} tables or lists in each other are read"
                 raise PlanError(f"{source} is nested too deep", why=why, hint="a plan has sections, and keys in them")
-            left += ((one, depth + 1) for one in (inner.values() if isinstance(inner, Mapping) else inner))
+            each = chain(inner, inner.values()) if isinstance(inner, Mapping) else inner
+            left += ((one, depth + 1) for one in each)
+
+
+def _require_utf8(text: str, source: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        why = f"UTF-8 has no {text[error.start]!a}, which is half of a character"
+        raise PlanError(f"{source} holds text that is not UTF-8", why=why, hint="write the whole character") from error
 
 
 def plan_keys() -> Iterator[tuple[str, str, FieldInfo]]:
@@ -77,7 +94,7 @@ def delta_left_out(raw: Mapping[str, Any]) -> float:
         return default
     of, key = ("privacy", "records") if privacy["mode"] == "example" else ("cohort", "clients")
     count = table.get(key) if isinstance(table := raw.get(of), Mapping) else None
-    if not isinstance(count, int) or not 1 / (10 * default) < count <= MAX_CLIENTS:  # no plan with more is read
+    if not isinstance(count, int) or not 1 / (10 * default) < count <= MOST:  # no plan with more is read
         return default
     return 1 / (10 * count)
 

@@ -8,38 +8,60 @@ other tables; the rules on combinations of protection are in `plan_secure_rules`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from thinwire.core.score_histogram import MAX_HISTOGRAMS
 
-Count = Annotated[int, Field(ge=1, le=2**60)]  # within 64 bits: an integer of 400 digits is no float
+MOST = 2**60  # within 64 bits, and its square within a float: an integer of 400 digits is no float
+MAX_SECONDS = 10**9  # 31 years: a thread waits for no more than 2**63 ns
+MAX_THREADS = 1024
+MAX_SPEC = 4096  # letters that are read of a codec
+MAX_NAME = 256  # letters; Python compiles a glob of 256 letters within a millisecond
+MAX_GLOBS = 1024
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Waiting = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Positive = Annotated[float, Field(gt=0, le=MOST)]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
 Portion = Annotated[float, Field(gt=0, le=1)]
 Block = Literal[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # values: a power of two
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST)]
 MAX_BATCH = 2**20  # examples: a client keeps a whole batch of a stream in memory
 MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
 MAX_DELAY = 16  # rounds: a client keeps an update of the model's size for each
-Spec = Annotated[str, StringConstraints(max_length=4096)]  # no more is read of a codec; also a path or a name
+Spec = Annotated[str, StringConstraints(max_length=MAX_SPEC)]  # also a path or a name
+Name = Annotated[str, StringConstraints(max_length=MAX_NAME)]  # of a metric or a device; also a glob of tensors
 Quantile = Annotated[str, StringConstraints(pattern=r"^q0?\.[0-9]{1,6}$")]
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
 
-class Section(BaseModel):
-    """A table of the plan: it is frozen, and an unknown key is an error."""
+def rules_by_layer(layers: Any) -> Any:
+    """Return `[uplink.layers]` as it is; raise ValueError, before any codec is parsed, for rules that no codec has."""
+    if not isinstance(layers, Mapping):
+        return layers
+    rules = [(str(pattern), str(spec)) for pattern, spec in layers.items()]
+    if sum(len(pattern) + len(spec) + len('""=; ') for pattern, spec in rules) > MAX_SPEC:
+        raise ValueError(f"its patterns and codecs become one codec, and {MAX_SPEC} letters of one are read")
+    if any(spec.partition("(")[0].strip() == "layers" for _, spec in rules):
+        raise ValueError("the codec of a rule is a chain: rules by layer stand in one place, [uplink] codec or layers")
+    return layers
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
+
+class Section(BaseModel):
+    """A table of the plan: it is frozen, an unknown key is an error, and so is a number that is not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True, allow_inf_nan=False)
 
 
 class Target(Section):
     """Ends the run as soon as `metric` reaches `value` (loss: at most, others: at least)."""
 
-    metric: str = Field(default="accuracy", description="a metric of the task, or loss")
+    metric: Name = Field(default="accuracy", description="a metric of the task, or loss")
     value: float = Field(description="where to stop: loss at most, others at least this")
 
     def is_met(self, metrics: Mapping[str, float]) -> bool:
@@ -53,7 +75,7 @@ class Target(Section):
 class Requires(Section):
     """Sets the equipment that a device needs to be selected."""
 
-    cores: Annotated[int, Field(ge=0)] = Field(default=0, description="processor cores that its client may use")
+    cores: Whole = Field(default=0, description="processor cores that its client may use")
     memory_gb: NotNegative = Field(default=0.0, description="free memory in GiB")
     mains: bool = Field(default=False, description="on mains power")
     unmetered: bool = Field(default=False, description="on a link that is not paid by volume")
@@ -81,7 +103,7 @@ class SecureSection(Section):
     adversary: Literal["curious", "malicious"] = Field(default="curious", description="aggregator that is withstood")
     max_corrupt: Below1 = Field(default=0.1, description="share of the selected clients that may collude with it")
     max_dropout: Below1 = Field(default=0.1, description="share of the selected clients that a round may lose")
-    min_survivors: Annotated[int, Field(ge=0)] = Field(
+    min_survivors: Whole = Field(
         default=0, description="fewest clients in a sum; 0: the threshold, or all but max_dropout if they add noise"
     )
     graph: Literal["auto", "complete", "k-regular"] = Field(
@@ -96,11 +118,11 @@ class SecureSection(Section):
     weight_max: Count = Field(
         default=1, description="most examples that a client counts; 1: all clients count the same"
     )
-    metrics: dict[str, Positive] = Field(
+    metrics: dict[Name, Positive] = Field(
         default={},
         description="metrics that are summed under masks, each with its bound: { loss = 10.0 }; of training train/NAME",
     )
-    histograms: Annotated[tuple[str, ...], Field(max_length=MAX_HISTOGRAMS)] = Field(
+    histograms: Annotated[tuple[Name, ...], Field(max_length=MAX_HISTOGRAMS)] = Field(
         default=(), description="histograms of the task's evaluate() that are summed under masks, for AUC and F1"
     )
     post_quantum: bool = Field(default=False, description="keys from X25519 and ML-KEM together")

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
+import anyio
+from anyio.to_thread import run_sync
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -32,6 +35,8 @@ from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
 MAX_PROBLEMS: Final = 100  # in one answer
+AT_ONCE: Final = 2  # checks; one takes up to a second of a core, and pages are served by the same process
+Found = TypeVar("Found")
 AGAIN: Final = "upload it again, or run:ID@0"
 
 
@@ -84,13 +89,17 @@ class Planning:
 
     def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._home = store, lock.parent.parent if lock else None
-        self._uploads = Uploads(lock)
+        self._uploads, self._turns = Uploads(lock), anyio.CapacityLimiter(AT_ONCE)
         self._known: tuple[float, str, KnownTask | None, list[DeviceInfo], list[MeasureRow]] | None = None
 
     @property
     def owner_file(self) -> AggregatorFile:
         """Return what `aggregator.toml` says; the defaults if the dashboard has no state directory to look at."""
         return aggregator_file(self._home) if self._home else AggregatorFile()
+
+    async def in_turn(self, work: Callable[[], Found]) -> Found:
+        """Return what `work` returns, in a thread; `AT_ONCE` run at a time, and the others wait without one."""
+        return await run_sync(work, limiter=self._turns)
 
     def check(self, given: Given) -> PlanChecked:
         """Return every problem of a plan at its key, and what it would cost if it has none."""
@@ -203,14 +212,14 @@ def tasks(store: StoreDep) -> KnownTasks:
 
 
 @router.post("/plans/check")
-def check(planning: PlanningDep, given: Given) -> PlanChecked:
+async def check(planning: PlanningDep, given: Given) -> PlanChecked:
     """Check a plan, given as TOML or as values, without side effects."""
-    return planning.check(given)
+    return await planning.in_turn(partial(planning.check, given))
 
 
 @router.post("/runs", status_code=202)
-def begin(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> Ordered:
+async def begin(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> Ordered:
     """Order a run of a plan; the aggregator makes it, and `/orders/{number}` tells its id or the refusal."""
     if not may_serve(settings.lock):
         raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
-    return Ordered(order=planning.order(new.plan, who))
+    return Ordered(order=await planning.in_turn(partial(planning.order, new.plan, who)))

@@ -1,0 +1,50 @@
+"""What a plan of the API can cost the dashboard: two checks at a time, and no text that breaks an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from functools import partial
+
+from starlette.testclient import TestClient
+
+from tests.web.test_new_run import HERE, PLAN, WAYS, with_key
+from thinwire.store import Store
+from thinwire.web.plan_routes import AT_ONCE, Planning
+
+JSON = HERE | {"Content-Type": "application/json"}
+
+
+def test_text_that_no_answer_could_hold_is_refused(page: TestClient, store: Store):
+    for plan in (with_key("run.metric", "\ud800"), {**PLAN, "\ud800": {"a": 1}}):
+        checked, ordered = (page.post(path, content=json.dumps({"plan": plan}), headers=JSON) for path in WAYS)
+        assert (checked.status_code, ordered.status_code) == (200, 422)
+        [problem] = checked.json()["problems"]
+        assert problem["what"] == ordered.json()["detail"] == "the plan holds text that is not UTF-8"
+    assert page.post(WAYS[0], content=json.dumps({"text": "# \ud800"}), headers=JSON).status_code == 422
+    assert page.post(WAYS[0], content=json.dumps({"\ud800": 1}), headers=JSON).status_code == 422
+    assert store.commands.pending() == []
+
+
+def test_two_plans_are_checked_at_a_time(store: Store):
+    """Pairs meet at a barrier, so two do run at once; a third one beside them would be counted."""
+    at_work, most, pairs, guard = 0, 0, threading.Barrier(AT_ONCE), threading.Lock()
+
+    def work(number: int) -> int:
+        nonlocal at_work, most
+        with guard:
+            at_work += 1
+            most = max(most, at_work)
+        pairs.wait(20)
+        with guard:
+            at_work -= 1
+        pairs.wait(20)
+        return number
+
+    async def tried() -> list[int]:
+        planning = Planning(store, None)
+        return await asyncio.gather(*(planning.in_turn(partial(work, number)) for number in range(6)))
+
+    assert asyncio.run(tried()) == list(range(6))
+    assert most == AT_ONCE == 2

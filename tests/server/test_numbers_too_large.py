@@ -165,7 +165,8 @@ def test_no_run_begins_with_a_model_that_could_not_be_stepped_from(tmp_path: Pat
 
 
 def test_a_step_that_gives_nan_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    made = Bench(tmp_path, [scripted("a")], server={"lr": 1e300})
+    still = scripted("a", does=SyntheticUpdates("a", LAYOUT, 0.0))  # divided by the square root of 0, and by a tau of 0
+    made = Bench(tmp_path, [still], server={"optimizer": "fedadam", "tau": 1e-300})
     row = made.drive()
     assert (row.status, row.exit_code) == ("failed", 3)
-    assert "the step of the server optimizer 'fedavg' gives NaN" in row.status_text
+    assert "the step of the server optimizer 'fedadam' gives NaN" in row.status_text

@@ -244,9 +244,13 @@ def test_a_client_whose_training_diverges_is_in_the_sum_with_zeros_and_told_apar
 
 def test_an_update_that_overflows_with_its_residual_is_in_the_sum_with_zeros(tmp_path):
     """Training stays finite, and what a client keeps of each round drives the two to infinity for some data alone."""
+
+    def steep(model: Any, batch: Any) -> Any:
+        return 4e20 * cross_entropy(model, batch)
+
     base = secure_plan().to_json()
-    plan = RunPlan.from_json({**base, "local": {**base["local"], "lr": 1e38, "steps": 1}})
-    clients = SecureClients(tmp_path, plan, functions={"loss": lambda model, batch: 4 * cross_entropy(model, batch)})
+    plan = RunPlan.from_json({**base, "local": {**base["local"], "lr": 1e18, "steps": 1}})
+    clients = SecureClients(tmp_path, plan, functions={"loss": steep})
     clients.aggregator.steps = 1
     clients.params = np.zeros_like(clients.params)
     largest = list[float]()

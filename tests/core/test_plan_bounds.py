@@ -95,10 +95,10 @@ def test_personal_layers_are_at_most_1024_globs() -> None:
 
 def test_the_letters_of_a_plan_are_bounded_in_all() -> None:
     names = ["n" * 256] * (MAX_LETTERS // 256)
-    with pytest.raises(PlanError, match="holds more than 262,144 letters") as refused:
+    with pytest.raises(PlanError, match="holds more than 1,048,576 letters") as refused:
         RunPlan.from_json(with_key("cohort.wait_for", names))
     assert (refused.value.why, refused.value.hint) == (
-        "262,144 are read",
+        "1,048,576 are read",
         "shorter names, globs and codecs, or fewer of them",
     )
     RunPlan.from_json(with_key("cohort.wait_for", names[1:]))

@@ -46,10 +46,9 @@ def has_low_rank(spec: str) -> bool:
 def takes_feedback(spec: str) -> bool:
     """Return True unless error feedback refuses the codec, as it does where a residual would diverge."""
     try:
-        feedback(parse(spec)).bind(layout_of(600, spec))
+        return feedback(parse(spec)).bind(layout_of(600, spec)) is not None
     except CodecError:
         return False
-    return True
 
 
 def in_feedback(spec: str, layout: Layout) -> BoundFeedback:
@@ -108,10 +107,9 @@ def vectors(draw: st.DrawFn, most: int = 5000, furthest: int = 100) -> Vector:
     )
 
 
-few = settings(max_examples=6, deadline=None)
+few, fewer = settings(max_examples=6, deadline=None), settings(max_examples=4, deadline=None)
 MANY = 200  # values: for so many, six encodings are enough to estimate the mean error
 NEARLY = 0.1  # the excess allowed over the error of a uniform rotation, which a Hadamard transform comes near
-fewer = settings(max_examples=4, deadline=None)
 
 
 def test_its_spec_is_canonical(spec: str) -> None:
@@ -282,10 +280,12 @@ def test_under_feedback_the_sum_that_was_sent_follows_the_sum_that_was_given(spe
 
 
 def test_under_feedback_twice_what_was_sent_is_no_nearer(spec: str) -> None:
-    """The doubled update is no nearer to equal values; without a guarantee, to them or to some beside a large one."""
-    codec, equal = in_feedback(spec, layout_of(400, spec)), made(400, 7, "equal", 0)
-    tried = [equal, np.append(30 * equal[:1], equal[1:])] if isinstance(codec.inner.kind, NoGuarantee) else [equal]
+    """A codec that sends less than half of these values contracts too, and loses what it could send for nothing."""
+    codec, alone = in_feedback(spec, layout := layout_of(400, spec)), parse(spec).bind(layout)
+    tried = [equal := made(400, 7, "equal", 0), np.append(30 * equal[:1], equal[1:])]
     sent = [codec.decode(codec.encode(x.copy(), codec.init(), Key(1)).payload) for x in tried]
+    if np.linalg.norm(sent[0]) < 0.9 * np.linalg.norm(alone.decode(alone.encode(equal, alone.init(), Key(1)).payload)):
+        pytest.skip(f"error feedback sends a part of what {spec} gives, by its omega")
     assert any(np.linalg.norm(x - 2 * s) >= np.linalg.norm(x - s) for x, s in zip(tried, sent, strict=True))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
 MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 10 us and 1 kB
-MAX_LETTERS = 2**18  # of all keys and texts; the longest of our examples has 700
+MAX_LETTERS = 2**20  # of all keys and texts: 64 for each value; the longest of our examples has 700
 MAX_DEPTH = 16  # tables and lists in each other
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML reads without quotes
 

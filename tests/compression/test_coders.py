@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.compression import native
 from thinwire.compression.base import packed_bytes
 from thinwire.compression.codecs.delta_rice import Rice
 from thinwire.compression.codecs.pack_zstd import packed, unpacked
@@ -21,6 +22,20 @@ def test_symbols_of_any_width_come_back(bits: int, items: int, seed: int) -> Non
     data = packed(symbols, bits)
     assert data.size == packed_bytes(items, bits)
     assert np.array_equal(unpacked(data, items, bits), symbols)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 7])
+def test_symbols_that_two_threads_pack_are_those_that_numpy_packs(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second part begins where the first one ends."""
+    monkeypatch.setattr(native, "LEAST", native.GRAIN)
+    half = 1 << (bits - 1)
+    symbols = np.random.default_rng(bits).integers(-half, half, 2 * native.GRAIN + 13).astype(np.int8)
+    with native.using("numpy"):
+        expected = packed(symbols, bits)
+    with native.using_threads(2):
+        assert len(native.parts(0, symbols.size)) == 2
+        assert np.array_equal(packed(symbols, bits), expected)
+        assert np.array_equal(unpacked(expected, symbols.size, bits), symbols)
 
 
 def test_bits_behind_the_last_symbol_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""What an epsilon means, in plain words: for reports and the dashboard, and for the owner of a device."""
+"""Puts an epsilon into plain words, for reports, for the dashboard and for the owner of a device."""
 
 from __future__ import annotations
 

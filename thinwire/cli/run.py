@@ -75,13 +75,14 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
     from thinwire.cli.local_state import again
     from thinwire.core.errors import TooFewClients
 
-    task = plan.run.task
-    known = may_train(store, task) or known_devices(store)
-    lacking = {TASK: f"trains the task {task}, which no known device has"} if is_nowhere(store, task) else {}
+    task, every = plan.run.task, known_devices(store)
+    having = may_train(store, task)
+    known = having or every
+    lacking = {TASK: f"trains the task {task}, which no known device has"} if every and not having else {}
     if not (lacking := lacking | too_many(plan, known)):
         return
-    having = " with this task" if len(known) < len(known_devices(store)) else ""
-    count = f", and {len(known)} {'is' if len(known) == 1 else 'are'} known{having}" if lacking.keys() != {TASK} else ""
+    count = f", and {len(known)} {'is' if len(known) == 1 else 'are'} known" if lacking.keys() != {TASK} else ""
+    count += " with this task" if count and len(known) < len(every) else ""
     said = f"the plan {', '.join(lacking.values())}{count}"
     if sys.stdin.isatty() and sys.stderr.isatty():
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
@@ -104,19 +105,12 @@ def known_devices(store: Store) -> set[str]:
 
 
 def may_train(store: Store, task: str) -> set[str]:
-    """Return the names of the devices that have this task, or have not told their tasks yet, and are not revoked."""
-    known = [info for info in store.devices() if info.row.state != "revoked"]
-    return {info.row.name for info in known if not info.hello or task in (one.get("name") for one in info.tasks)}
-
-
-def is_nowhere(store: Store, task: str) -> bool:
-    """Return True if there are devices, each has told its tasks, and this task is none of them.
+    """Return the names of the devices that have this task, or have not told their tasks yet, and are not revoked.
 
     A task that a device could not import counts: `thinwire devices list` shows what is wrong with it there.
     """
     known = [info for info in store.devices() if info.row.state != "revoked"]
-    told = {str(one.get("name")) for info in known for one in info.tasks}
-    return bool(known) and all(info.hello for info in known) and task not in told
+    return {info.row.name for info in known if not info.hello or task in (one.get("name") for one in info.tasks)}
 
 
 def too_many(plan: RunPlan, known: Collection[str]) -> dict[str, str]:

@@ -17,7 +17,8 @@ from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.links import to_target
 from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.presets import Runs
-from benchmarks.accuracy_bytes.protocol import Protocol
+from benchmarks.accuracy_bytes.protocol import Protocol, ratio
+from benchmarks.accuracy_bytes.reading import accuracies
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Trial
 from tests.support.fork_server import run_forked
 from tests.support.made_up_figures import BESIDE, BOLD, MILD, MODEL, MadeUp
@@ -139,6 +140,20 @@ def test_the_first_result_is_what_the_committed_runs_say():
     }
     chains = ([last[codec, seed] for seed in FIRST] for codec in ("stc(0.04)", "identity"))
     assert round(paired(*chains).bound, 2) == FIRST_BOUND
+
+
+@pytest.mark.parametrize(("model", "codec"), [("digits", "eden(0.3)"), ("cnn", "eden(0.08)")])
+def test_what_the_docs_say_of_fewer_bits_is_what_the_committed_runs_say(model, codec):
+    seeds = set(FULL[model].seeds.seeds_b)
+    lines = (archive.KEPT / "third" / f"{model}.jsonl").read_text().splitlines()
+    cells = [cell for cell in map(archive.restored, lines) if cell.made.plan["run"]["seed"] in seeds]
+    of = {name: [cell for cell in cells if cell.made.plan["uplink"]["codec"] == name] for name in ("identity", codec)}
+    fp32, chain = (sorted(found, key=lambda cell: cell.made.plan["run"]["seed"]) for found in of.values())
+    difference = paired(accuracies(chain), accuracies(fp32))
+    assert (difference.seeds, difference.non_inferior) == (len(seeds), True)
+    row = f"| `{codec}`, with half the learning rate of fp32 | " if model == "cnn" else f"| `{codec}` | "
+    row += f"{ratio(chain, fp32):.3g} | {difference.mean:+.2f} | {difference.bound:+.2f} |"
+    assert row in (ROOT / "docs" / "explain" / "codecs.md").read_text()
 
 
 def test_a_cell_is_found_again_when_a_later_version_has_more_keys():

@@ -1,4 +1,4 @@
-"""What a plan of the API can cost the dashboard: two checks at a time, and no text that breaks an answer."""
+"""What a plan of the API can cost the dashboard: two checks at a time, few that wait, no text that breaks an answer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import threading
 from functools import partial
 
+import pytest
 from starlette.testclient import TestClient
 
 from tests.web.test_new_run import HERE, PLAN, WAYS, with_key
+from thinwire.core.errors import Unreachable
 from thinwire.store import Store
-from thinwire.web.plan_routes import AT_ONCE, Planning
+from thinwire.web import plan_routes
+from thinwire.web.plan_routes import AT_MOST, AT_ONCE, Planning
 
 JSON = HERE | {"Content-Type": "application/json"}
 
@@ -48,3 +51,27 @@ def test_two_plans_are_checked_at_a_time(store: Store):
 
     assert asyncio.run(tried()) == list(range(6))
     assert most == AT_ONCE == 2
+
+
+def test_only_so_many_plans_wait_and_the_next_one_says_what_to_try(store: Store):
+    held = threading.Event()
+
+    async def tried() -> list[bool]:
+        planning = Planning(store, None)
+        tasks = [asyncio.create_task(planning.in_turn(partial(held.wait, 20))) for _ in range(AT_MOST)]
+        await asyncio.sleep(0)  # each one has begun, and two have a thread
+        try:
+            with pytest.raises(Unreachable, match=r"checks 2 at a time, and 18 wait"):
+                await planning.in_turn(held.is_set)
+        finally:
+            held.set()
+        return [*await asyncio.gather(*tasks), await planning.in_turn(held.is_set)]
+
+    assert asyncio.run(tried()) == [True] * (AT_MOST + 1), "the end of a check makes room"
+
+
+def test_a_check_for_which_there_is_no_room_is_a_problem_document(page: TestClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan_routes, "AT_MOST", 0)
+    refused = page.post(WAYS[0], json={"plan": PLAN}, headers=HERE)
+    assert (refused.status_code, refused.headers["content-type"]) == (503, "application/problem+json")
+    assert refused.json()["try"] == "the same again in ten seconds"

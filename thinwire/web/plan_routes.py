@@ -18,7 +18,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter
 from pydantic import Field
 
-from thinwire.core.errors import PlanError, Refused
+from thinwire.core.errors import PlanError, Refused, Unreachable
 from thinwire.core.formatting import counted
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
 from thinwire.core.plan import Problem, RunPlan
@@ -36,6 +36,7 @@ from thinwire.web.uploads import Uploads
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
 MAX_PROBLEMS: Final = 100  # in one answer
 AT_ONCE: Final = 2  # checks; one takes up to a second of a core, and pages are served by the same process
+AT_MOST: Final = 20  # checks that run or wait: the last one waits about ten seconds
 Found = TypeVar("Found")
 AGAIN: Final = "upload it again, or run:ID@0"
 
@@ -89,7 +90,7 @@ class Planning:
 
     def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._home = store, lock.parent.parent if lock else None
-        self._uploads, self._turns = Uploads(lock), anyio.CapacityLimiter(AT_ONCE)
+        self._uploads, self._turns, self._taken = Uploads(lock), anyio.CapacityLimiter(AT_ONCE), 0
         self._known: tuple[float, str, KnownTask | None, list[DeviceInfo], list[MeasureRow]] | None = None
 
     @property
@@ -98,8 +99,18 @@ class Planning:
         return aggregator_file(self._home) if self._home else AggregatorFile()
 
     async def in_turn(self, work: Callable[[], Found]) -> Found:
-        """Return what `work` returns, in a thread; `AT_ONCE` run at a time, and the others wait without one."""
-        return await run_sync(work, limiter=self._turns)
+        """Return what `work` returns, in a thread; `AT_ONCE` run at a time, and the others wait without one.
+
+        Raise `Unreachable` if `AT_MOST` run or wait already.
+        """
+        if self._taken >= AT_MOST:
+            why = f"the dashboard checks {AT_ONCE} at a time, and {AT_MOST - AT_ONCE} wait"
+            raise Unreachable("too many plans are being checked", why, "the same again in ten seconds")
+        self._taken += 1
+        try:
+            return await run_sync(work, limiter=self._turns)
+        finally:
+            self._taken -= 1
 
     def check(self, given: Given) -> PlanChecked:
         """Return every problem of a plan at its key, and what it would cost if it has none."""

@@ -29,9 +29,16 @@ from thinwire.store import MeasureRow, Store
 
 
 def test_before_anything_was_run_there_is_an_empty_list(thinwire, home):
+    home.mkdir()
     assert thinwire("runs", "list", "--home", home).code == 0
     assert thinwire("runs", "list", "--json", "--home", home).document == []
     assert thinwire("devices", "list", "--json", "--home", home).document == []
+
+
+@pytest.mark.parametrize("noun", ["runs", "devices"])
+def test_a_home_that_does_not_exist_has_no_list(thinwire, tmp_path, noun):
+    said = thinwire(noun, "list", "--home", tmp_path / "typo")
+    assert (said.code, said.out, f"there is no folder {tmp_path / 'typo'}" in said.err) == (9, "", True)
 
 
 def test_runs_are_listed(thinwire, home):

@@ -44,6 +44,18 @@ def has_database(place: AggregatorHome) -> bool:
     return place.database.exists()
 
 
+def require_home(home: Path | None) -> None:
+    """Raise NotFound if a command names a home that does not exist: a list of what is there would be empty."""
+    if home is not None and not home.exists():
+        from thinwire.core.errors import NotFound
+
+        raise NotFound(
+            f"there is no folder {home}",
+            why="--home names the folder in which an aggregator keeps its runs and devices",
+            hint="the folder that the aggregator was started with; " + again("aggregator start", home) + " makes one",
+        )
+
+
 @contextmanager
 def opened(home: Path | None, read_only: bool = True, create: bool = False) -> Iterator[Store]:
     """Open the store for one command; `NotFound` if no aggregator was ever started there, unless `create`."""

@@ -40,8 +40,9 @@ def list_(
 ) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli.devices import render
-    from thinwire.cli.local_state import absent, aggregator_home, has_database, opened, way_back
+    from thinwire.cli.local_state import absent, aggregator_home, has_database, opened, require_home, way_back
 
+    require_home(home)
     if not has_database(aggregator_home(home)):
         render.nothing(json)
         return

@@ -3,17 +3,18 @@
     python -m benchmarks.flower_mod [--preset tiny|small|full] --json
 
 The app is examples/compressed_flower_app, an MLP of 4.3 M parameters (`full`) on the digits, with a SuperLink and two
-SuperNodes as real processes, as `flwr run` starts it. It runs on loopback, and where network namespaces are allowed,
-also on lines of 20 Mb/s in both directions (tc tbf): there the kernel counts each byte on the wire, with Flower's own
-requests, its app and all headers. `seconds_ratio` is the median round after over that before, without the first.
-`accuracy_gap` is simulated with the same clients and messages in one process, on several seeds: the mean accuracy of
-the last quarter of the rounds before, minus that after.
+SuperNodes as real processes, as `flwr run` starts it; before the two lines it is a copy that does not import Thinwire.
+It runs on loopback, and where network namespaces are allowed, also on lines of 20 Mb/s in both directions (tc tbf):
+there the kernel counts each byte on the wire, with Flower's own requests, its app and all headers. `seconds_ratio` is
+the median round after over that before, without the first. `accuracy_gap` is simulated with the same clients and
+messages in one process, on several seeds: the mean accuracy of the last quarter of the rounds before, minus that after.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -43,6 +44,7 @@ APP = ROOT / "examples" / "compressed_flower_app"
 CODEC, DOWN = "topk(0.02) > int8 > rice", "int8"
 NODES, MBIT = ("device-0", "device-1"), 20.0
 WAYS = {"before": "", "after": CODEC}
+OURS = ("import thinwire.flower\n", "mods=[thinwire.flower.mod()]")  # what an app has of Thinwire
 EPOCHS, LR = 2, 0.1
 
 
@@ -81,7 +83,9 @@ def on(folder: Path, preset: Preset, net: Star | None) -> Iterator[dict[str, Any
     inside = [("ip", "netns", "exec", name) for name in machines]
     with Processes(folder) as processes:
         stock = Stock(folder, processes, len(NODES), APP, inside, AGGREGATOR if net else "127.0.0.1")
+        apps = {"before": without_ours(stock.app, folder / "before"), "after": stock.app}
         for way, codec in WAYS.items():
+            stock.app = apps[way]
             out, before = folder / f"{way}.jsonl", counted(net)
             words = f'codec="{codec}" down="{DOWN}" num-server-rounds={preset.rounds} hidden={preset.hidden}'
             found = stock.run(f'nodes={len(NODES)} {words} out="{out}"', out, preset.rounds + 1, 120.0 * preset.rounds)
@@ -92,6 +96,17 @@ def on(folder: Path, preset: Preset, net: Star | None) -> Iterator[dict[str, Any
             payload = found[-1]["uplink_payload"] or preset.rounds * len(NODES) * dense_bytes(preset.hidden)
             yield {"line": line, "way": way, "up": up, "down": down, "payload": payload}
             note(f"{line}, {way}: {median(seconds):.1f} s a round, {up} B up, {down} B down")
+
+
+def without_ours(app: Path, to: Path) -> Path:
+    """Write the app without Thinwire's lines, so that its processes do not import it; return its folder."""
+    shutil.copytree(app, to)
+    for file in (to / "compressed_digits").glob("*_app.py"):
+        text = file.read_text()
+        for words in OURS:
+            text = text.replace(words, "")
+        file.write_text(text)
+    return to
 
 
 def dense_bytes(hidden: int) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.flower_mod import PRESETS, WAYS, Preset, accuracies, dense_bytes, figures
+from benchmarks.flower_mod import APP, PRESETS, WAYS, Preset, accuracies, dense_bytes, figures, without_ours
 
 
 def rows_of(way: str, seconds: float, payload: int, up: int) -> list[dict[str, object]]:
@@ -22,6 +24,15 @@ def test_figures_leave_out_the_first_round_and_count_bytes_on_the_lines() -> Non
     assert (found["uplink_payload_ratio"], found["uplink_bytes_ratio"]) == (30.0, 25.0)
     assert found["total_bytes_ratio"] == pytest.approx(25.0)
     assert found["accuracy_gap"] == pytest.approx(0.01)
+
+
+def test_the_app_before_the_two_lines_imports_nothing_of_thinwire(tmp_path: Path) -> None:
+    made = without_ours(APP, tmp_path / "before") / "compressed_digits"
+    client, server = ((made / name).read_text() for name in ("client_app.py", "server_app.py"))
+    assert "\napp = ClientApp()\n" in client
+    assert "import thinwire" not in client + server
+    for text in (client, server):
+        compile(text, "app", "exec")
 
 
 def test_the_full_preset_has_more_than_a_million_parameters() -> None:

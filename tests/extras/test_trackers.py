@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +105,22 @@ def test_tensorboard_has_one_event_a_round(home: AggregatorHome, tmp_path: Path)
     found = EventAccumulator(str(tmp_path / "small-1")).Reload().Scalars("loss")
     assert [one.step for one in found] == STEPS
     assert [one.value for one in found] == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_simulation_with_track_starts_a_follower_that_copies_its_rounds(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    task = Path(__file__).parents[2] / "examples/own_training"
+    words = ["sim", str(task / "plan.toml"), "--clients", "2", "--set", "run.rounds=2", "--home", "state"]
+    command = [sys.executable, "-m", "thinwire.cli", *words, "--track", "tensorboard"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (log,) = (tmp_path / "state").rglob("track-*-tensorboard.log")
+    until = time.monotonic() + WRITTEN_S
+    while "2 rounds copied, done" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.2)  # the follower is a process of its own
+    (folder,) = (tmp_path / "tensorboard").iterdir()
+    assert [one.step for one in EventAccumulator(str(folder)).Reload().Scalars("loss")] == [1, 2], log.read_text()
 
 
 def test_mlflow_has_one_value_a_round_and_the_plan(home: AggregatorHome, tmp_path: Path) -> None:

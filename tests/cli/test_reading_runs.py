@@ -328,6 +328,12 @@ def test_a_model_has_every_name_of_its_state_dict(thinwire, home, tmp_path):
         assert file.get_tensor("norm.num_batches_tracked").dtype == np.int64
 
 
+def test_a_model_without_personal_layers_says_which_are_not_in_it(thinwire, home, tmp_path):
+    told(home, plan='[run]\ntask = "toy"\nrounds = 2\n[local]\nlr = 0.5\npersonal_layers = ["head.*"]')
+    said = thinwire("runs", "model", "toy-1", "--out", tmp_path / "model.safetensors", "--home", home)
+    assert "not in it: the personal layers head.*, which each client keeps" in said.out
+
+
 def test_a_file_that_is_there_is_not_written_over(thinwire, home, tmp_path):
     told(home)
     out = tmp_path / "model.safetensors"

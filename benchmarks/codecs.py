@@ -33,7 +33,7 @@ ROLES = ("quantizer", "sparsifier", "lowrank")
 SPECS = (
     *(steps[name].examples[0] for name in steps if steps[name].role in ROLES),
     "topk(0.01) > int8 > rice", "topk(0.01) > int8 > rans", "ternary > rans", "topk(0.001)",
-    "topk(0.001) > qsgd(4) > rice", "eden(4)",
+    "topk(0.001) > qsgd(4) > rice", "eden(4)", "eden(0.3)", "eden(0.1)",
 )  # fmt: skip
 DATA = ("normal", "heavy")
 

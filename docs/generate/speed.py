@@ -19,8 +19,12 @@ QUIET = "with AVX-512 and nothing else running"
 ENCODE_LIMITS = {
     "fp16": 1.0, "int8": 1.3, "qsgd(4)": 1.5, "ternary": 2.3, "sign": 1.3, "twobit(1)": 1.3, "topk(0.01)": 2.2,
     "topk(0.01) > int8 > rice": 2.6, "topk(0.001)": 1.4, "drive": 2.6, "powersgd(4)": 4.5,
+    "eden(0.3)": 2.6, "eden(0.1)": 2.6,
 }  # fmt: skip
-DECODE_LIMITS = {"topk(0.01)": 0.4, "topk(0.01) > int8 > rice": 1.0, "int8": 0.9, "fp16": 1.0, "drive": 2.2}
+DECODE_LIMITS = {
+    "topk(0.01)": 0.4, "topk(0.01) > int8 > rice": 1.0, "int8": 0.9, "fp16": 1.0, "drive": 2.2,
+    "eden(0.3)": 1.0, "eden(0.1)": 1.0,
+}  # fmt: skip
 FEEDBACK_MORE = 1.4
 PLACES_GOAL = 0.083  # bits a parameter
 DISTURBED = 1.2  # times the usual copy

@@ -171,10 +171,13 @@ def _came(round_: RoundRow) -> int:
 
 
 def _made(run: RunRow) -> str:
-    """Return the status of a run that is over, with its duration before the first comma: "20 rounds in 61 s, ..."."""
+    """Return the status of a run that is over, with its time: "20 rounds, 61 s from start to end, ...".
+
+    That time has waits and pauses too, which are in no round: the explanation of the run tells the time of its rounds.
+    """
     made, comma, more = (run.status_text or _rounds(run.version)).partition(",")
     if run.started_at is not None and run.finished_at is not None:
-        made += f" in {duration(run.finished_at - run.started_at)}"
+        made += f", {duration(run.finished_at - run.started_at)} from start to end"
     return made + comma + more
 
 

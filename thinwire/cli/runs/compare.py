@@ -125,7 +125,7 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     keys = list(rows[0].settings)
     is_stored = "run" in keys
     header: tuple[str, ...] = ("status" if is_stored else "runs", metric, "payload up", "times less", "payload down")
-    header += ("seconds",)
+    header += ("time in rounds",)
     wanted = f"to {metric} {'at most' if metric == 'loss' else 'at least'} {target:g}" if target is not None else ""
     if target is not None:
         header += ("reached", "rounds to", "up to", "down to", "seconds to")

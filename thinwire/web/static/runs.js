@@ -135,7 +135,7 @@ const COLUMNS = [
   { key: "rounds", title: "Rounds", right: true, falling: true, cell: (r) => html`<${Made} run=${r} />` },
   { key: "best", title: "Best", right: true, falling: true, cell: (r) => (r.best === null ? "–" : html`<span>${metric(r.best)}<small class="below">${r.metric}</small></span>`) },
   { key: "payload_up", title: "Payload up", right: true, falling: true, cell: (r) => bytes(r.payload_up) },
-  { key: "seconds", title: "Time", right: true, falling: true, cell: (r) => (r.seconds === null && r.started_at && !r.finished_at ? seconds(Math.max(0, serverNow() - r.started_at)) : seconds(r.seconds)) },
+  { key: "seconds", title: "Start to end", right: true, falling: true, cell: (r) => (r.seconds === null && r.started_at && !r.finished_at ? seconds(Math.max(0, serverNow() - r.started_at)) : seconds(r.seconds)) },
   { key: "started", title: "Started", right: true, falling: true, cell: (r) => when(r.started_at, serverNow()) },
   { key: "disk", title: "Disk", right: true, falling: true, cell: (r) => bytes(r.disk_bytes) },
 ];

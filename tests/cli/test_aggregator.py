@@ -206,7 +206,7 @@ def test_ctrl_c_detaches_from_a_run_which_goes_on_until_it_is_stopped(thinwire, 
     about = thinwire("aggregator", "status", "--json", "--home", home).document
     assert about["running"] == "digits-1"
     stopped = thinwire("runs", "stop", "latest", "--json", "--home", home)
-    assert stopped.document == {"run_id": "digits-1", "status": "stopped"}
+    assert stopped.document == {"run_id": "digits-1", "status": "stopped", "was_over": False}
     assert thinwire("runs", "watch", "latest", "--home", home).code == 10
 
 

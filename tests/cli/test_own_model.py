@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -163,6 +164,8 @@ def test_simulated_taken_and_loaded_without_us_the_model_gives_the_recorded_metr
     done = thinwire("sim", mine / "plan.toml", "--clients", 2, "--set", "run.rounds=2", "--json", "--home", home)
     assert done.code == 0
     assert (done.document["status"], done.document["source"], len(done.document["rounds"])) == ("done", "sim", 2)
+    shown = thinwire("runs", "show", "--home", home).out
+    assert re.search(r"of it evaluated the last model, and is in no round$", shown, re.MULTILINE)
     assert done.document["rounds"][0]["wire_bytes"] is None
     out = tmp_path / "model.safetensors"
     found = thinwire("runs", "model", "latest", "--out", out, "--json", "--home", home).document

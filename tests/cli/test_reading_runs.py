@@ -292,7 +292,10 @@ def test_watching_a_run_that_is_over_ends_with_its_exit_code(thinwire, home):
 def test_stopping_a_run_that_is_over_changes_nothing(thinwire, home):
     told(home)
     said = thinwire("runs", "stop", "toy-1", "--json", "--home", home)
-    assert said.document == {"run_id": "toy-1", "status": "done"}
+    assert said.document == {"run_id": "toy-1", "status": "done", "was_over": True}
+    said = thinwire("runs", "stop", "toy-1", "--home", home)
+    assert "toy-1 done: " in said.out
+    assert "it was over already: nothing was stopped" in said.err
 
 
 def test_a_stop_without_an_aggregator_is_kept_as_an_order(thinwire, home, monkeypatch):

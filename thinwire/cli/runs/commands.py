@@ -125,11 +125,9 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         clipping,
         losses,
         measured_version,
-        on_the_wire,
         print_phases,
         without_sum,
     )
-    from thinwire.core.run_events import is_sampled
     from thinwire.reports.privacy import private_lines
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 
@@ -149,23 +147,11 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         console.line(f"train   {formatting.figures(trained.train_metrics)} in round {trained.round}")
     if said := not_evaluated(row, rounds):
         console.sentence(said, begin="        ")
-    if is_sampled(row.plan):
-        console.line("bytes   not shown: they would tell how many clients were sampled")
     numbers = {one.round for one in shown}
     updates = [one for one in store.updates(row.run_id, with_reason=True) if one.round in numbers]
     for sentence in (*clipping(row, shown), *capping(updates, shown), *losses(updates), *without_sum(shown)):
         console.sentence(sentence, begin="        ")
-    for way, payload, wire, dense in (
-        ("up", row.payload_up, row.wire_up, row.dense_up),
-        ("down", row.payload_down, row.wire_down, row.dense_down),
-    ):
-        if is_sampled(row.plan):
-            break
-        said = f"{formatting.size(payload)} payload, {on_the_wire(wire, payload)}"
-        console.line(f"{way:<7} {said}{_ratio(dense, payload)}")
-        if way == "up" and payload and is_secure(row):
-            keys = sum(one.received_bytes for one in store.phases(row.run_id) if one.phase != "masked")
-            console.line(f"        {formatting.size(keys)} of it are keys, shares and signatures")
+    _traffic(store, row, rounds)
     if not rounds:
         return
     console.line()
@@ -176,6 +162,29 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         console.sentence(line)
     if is_secure(row):
         print_phases(store, last)
+
+
+def _traffic(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
+    """Print the bytes of a run in both directions, and what of them is in none of its `rounds`, which are all."""
+    from thinwire.cli.runs.render import on_the_wire
+    from thinwire.core.run_events import is_sampled
+    from thinwire.reports.secure_rounds import is_secure
+
+    if is_sampled(row.plan):
+        console.line("bytes   not shown: they would tell how many clients were sampled")
+        return
+    for way, payload, wire, dense in (
+        ("up", row.payload_up, row.wire_up, row.dense_up),
+        ("down", row.payload_down, row.wire_down, row.dense_down),
+    ):
+        said = f"{formatting.size(payload)} payload, {on_the_wire(wire, payload)}"
+        console.line(f"{way:<7} {said}{_ratio(dense, payload)}")
+        if way == "up" and payload and is_secure(row):
+            keys = sum(one.received_bytes for one in store.phases(row.run_id) if one.phase != "masked")
+            console.line(f"        {formatting.size(keys)} of it are keys, shares and signatures")
+    last = row.payload_down - sum(one.payload_down for one in rounds)
+    if row.status == "done" and last > 0:
+        console.line(f"        {formatting.size(last)} of it evaluated the last model, and is in no round")
 
 
 def _ratio(dense: int, sent: int) -> str:

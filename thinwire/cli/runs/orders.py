@@ -44,16 +44,18 @@ def stop(
     end_abandoned(home)
     with opened(home, read_only=False) as store:
         row = store.run(run_id)
-        if row.status not in ENDED:
+        if not (was_over := row.status in ENDED):
             store.order("stop-after-round" if after_round else "stop", row.run_id, operator())
             is_over = until(lambda: store.run(row.run_id).status in ENDED, WAIT_S)
             if not is_over and _nobody_serves(row) and not after_round:
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
     if json:
-        console.document({"run_id": row.run_id, "status": row.status})
+        console.document({"run_id": row.run_id, "status": row.status, "was_over": was_over})
     elif row.status in ENDED:
         console.line(f"{row.run_id} {standing(row)}")
+        if was_over:
+            console.note("it was over already: nothing was stopped")
     elif after_round:
         console.line(f"{row.run_id} {row.status}: it will stop when its open round closes")
     else:

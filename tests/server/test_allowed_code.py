@@ -15,7 +15,7 @@ from tests.support.server_bench import Bench, three
 from tests.support.several_runs import Site, steady
 from thinwire.aggregation import ServerOptimizer
 from thinwire.core.errors import PlanError
-from thinwire.core.events import Event, RoundClosed
+from thinwire.core.events import Event, RoundClosed, RoundOpened
 from thinwire.core.types import State, Vector
 from thinwire.server import command_queue
 from thinwire.server.run_extension import extend_run
@@ -120,6 +120,25 @@ def test_a_typo_in_the_file_keeps_a_paused_run_paused(
     site.store.order("resume", run_id)
     site.serve(seconds=100.0)
     assert site.store.run(run_id).status == "done"
+
+
+def test_a_typo_at_a_restart_keeps_the_open_round_which_then_goes_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1})
+    allow(bench, "*:HalfStep")
+    run_id = ordered(bench, init=f"run:{bench.run_id}@0")
+    serves(bench, 60.0, kill=lambda event: isinstance(event, RoundOpened) and event.round == 2)
+    (bench.home.root.parent / "aggregator.toml").write_text("alow = []")
+    serves(bench, 60.0)
+    assert bench.store.run(run_id).status == "paused"
+    opened = bench.store.rounds(run_id)[-1]
+    assert (opened.round, opened.closed_at) == (2, None)
+    allow(bench, "*:HalfStep")
+    bench.store.order("resume", run_id)
+    serves(bench, 60.0)
+    assert bench.store.run(run_id).status == "done"
+    again = bench.store.rounds(run_id)[1]
+    assert (again.opened_at, again.selected) == (opened.opened_at, opened.selected), "the same round, with its clients"
+    assert len(again.aggregated) == len(again.selected)
 
 
 def test_the_file_of_a_first_model_is_not_asked_for_again(tmp_path: Path) -> None:

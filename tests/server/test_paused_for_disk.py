@@ -16,12 +16,13 @@ from tests.support.small_disk import small_disk, why_not
 from thinwire.core import disk_reserve, statedir
 from thinwire.core.disk_reserve import DiskReserve, disk_full_text
 from thinwire.core.errors import NotWritten
-from thinwire.core.events import RoundClosed
+from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.run_events import DiskFilled, DiskFreed
 from thinwire.server import command_queue, model_store
 from thinwire.store.database import Database
 
 FULL_S = 30.0  # for which the disk is full
+ROUNDS = RoundOpened, RoundClosed
 SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3}
 
 
@@ -123,14 +124,15 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path: Path, runs: in
     undisturbed, counted = served(tmp_path / "undisturbed", runs=runs)
     results = [undisturbed.result(run_id) for run_id in undisturbed.runs]
     assert {status for status, *_ in results} == {"done"}
-    paused = 0
+    paused = kept_open = 0
     for at in range(1, counted.writes + 1, max(1, counted.writes // 6)):
         site, disk = served(tmp_path / str(at), at, runs)
         found = [site.result(run_id) for run_id in site.runs]  # each assignment has one outcome, and sums agree
         if runs == 1:
             assert found == results, f"full at write {at}: other bits"
         assert {status for status, *_ in found} == {"done"}, f"full at write {at}"
-        own = [event for _, event in site.store.events(None) if isinstance(event, DiskFilled | DiskFreed)]
+        numbered = [one for one in site.store.events(None) if isinstance(one[1], DiskFilled | DiskFreed)]
+        own = [event for _, event in numbered]
         if own:  # else a write that may wait, such as the note of a delivery
             paused += 1
             assert [type(event) for event in own] == [DiskFilled, DiskFreed]
@@ -138,8 +140,14 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path: Path, runs: in
             assert disk.said[-1] == ""
             assert isinstance(own[1], DiskFreed)
             assert own[1].seconds >= FULL_S - 1.0
+            (full, _), (free, _) = numbered
+            rounds = [(seq, type(e)) for id_ in site.runs for seq, e in site.store.events(id_) if isinstance(e, ROUNDS)]
+            assert not [kind for seq, kind in rounds if full < seq < free], "rounds neither open nor close"
+            before = [kind for seq, kind in rounds if seq < full]
+            kept_open += before.count(RoundOpened) > before.count(RoundClosed)
         site.store.close()
     assert paused > 3
+    assert kept_open, "a run is paused in its round, which goes on when there is space"
 
 
 def test_the_clock_of_the_runs_stands_still(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_a_phone_shows_each_client_as_a_block_and_sorts_them_by_a_list(store: St
     region = page.get_by_role("region", name="Table of clients")
     expect(region.get_by_role("rowheader").first).to_have_text("pi-01")
     assert region.evaluate("(e) => e.scrollWidth <= e.clientWidth"), "nothing is cut off"
+    assert region.evaluate("(e) => e.scrollHeight <= e.clientHeight"), "eight clients need no box that scrolls"
     section = page.locator("#clients")
     section.get_by_label("Sort by").select_option("Failed")
     expect(section.get_by_role("button", name="falling")).to_be_visible()

@@ -98,7 +98,7 @@ def test_a_target_tells_when_each_run_reached_it(page: TestClient, store: Store)
 
 
 @pytest.mark.parametrize(
-    ("runs", "status"), [("nothing-1", 404), (",".join(f"r-{n}" for n in range(9)), 404), ("", 422)]
+    ("runs", "status"), [("nothing-1", 404), (",".join(f"r-{n}" for n in range(9)), 422), ("", 422)]
 )
 def test_what_cannot_be_compared_is_refused(page: TestClient, runs: str, status: int):
     answer = page.get(f"/api/v1/compare?runs={runs}")

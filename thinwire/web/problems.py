@@ -21,6 +21,7 @@ from thinwire.core.errors import NotFound, PlanError, Refused, ThinwireError, Us
 from thinwire.core.formatting import with_home
 
 MEDIA_TYPE: Final = "application/problem+json"
+DESCRIBED: Final = "GET /api/v1/openapi.json has each route with its parameters"
 _SCHEMA: Final = {"$ref": "#/components/schemas/Problem"}
 _OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")  # schemas of errors that this API does not send
 
@@ -77,14 +78,14 @@ def _refused(home: str) -> Callable[[Request, Exception], Response]:
 def _http(_: Request, error: Exception) -> Response:
     """Return an HTTP error as a problem document."""
     assert isinstance(error, HTTPException)
-    return problem(error.status_code, str(error.detail).lower(), headers=error.headers)
+    return problem(error.status_code, str(error.detail).lower(), hint=DESCRIBED, headers=error.headers)
 
 
 def _invalid(_: Request, error: Exception) -> Response:
     """Return a validation error as a problem document with status 422."""
     assert isinstance(error, RequestValidationError)
     said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-    return problem(422, "the request is not valid", said)
+    return problem(422, "the request is not valid", said, DESCRIBED)
 
 
 class DescribedApp(FastAPI):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from thinwire.core.errors import NotFound
+from thinwire.core.errors import UsageError
 from thinwire.core.events import ENDED
 from thinwire.reports.comparison import MAX_RUNS, compare_runs, run_curves
 from thinwire.store import RunRow, Store
@@ -220,10 +220,10 @@ def compared(store: StoreDep, runs: RunIds, metric: Metric = "", target: float |
 
 
 def _ids(runs: str) -> list[str]:
-    """Return the ids of the runs to compare; `NotFound` unless they are one to `MAX_RUNS`."""
+    """Return the ids of the runs to compare; `UsageError` unless they are one to `MAX_RUNS`."""
     ids = list(dict.fromkeys(filter(None, runs.split(","))))
     if not 1 <= len(ids) <= MAX_RUNS:
-        raise NotFound(
+        raise UsageError(
             f"{len(ids)} runs to compare", why=f"one to {MAX_RUNS} stand side by side", hint="?runs=A,B with their ids"
         )
     return ids

@@ -144,7 +144,8 @@ class Guard:
         length = headers.get("content-length", "0")
         most = math.inf if is_upload else MAX_BODY
         if "transfer-encoding" in headers or not LENGTH.fullmatch(length) or int(length) > most:
-            return problem(413, "the request is too large", f"a body has a length, of at most {MAX_BODY} bytes")
+            why = f"a body has a length, of at most {MAX_BODY} bytes"
+            return problem(413, "the request is too large", why, "a smaller body, with its Content-Length")
         return None
 
     def _stranger(self, method: str, path: str, has_token: bool) -> Response:

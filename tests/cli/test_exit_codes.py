@@ -230,6 +230,12 @@ def test_before_the_first_run_there_is_no_such_thing_either(thinwire, home):
     refused(thinwire("plan", "keys", "clocks"), 9)
 
 
+def test_a_command_that_only_reads_makes_no_state_directory(thinwire, home):
+    for command in (("runs", "list"), ("runs", "show"), ("devices", "list"), ("privacy", "ledger")):
+        assert f"there is no folder {home}" in refused(thinwire(*command, "--home", home), 9)
+        assert not home.exists()
+
+
 def test_a_folder_that_is_not_writable_is_8(thinwire, tmp_path):
     (tmp_path / "file").write_text("")
     refused(thinwire("runs", "list", "--home", tmp_path / "file"), 8)

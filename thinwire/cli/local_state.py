@@ -62,6 +62,8 @@ def opened(home: Path | None, read_only: bool = True, create: bool = False) -> I
     from thinwire.core.errors import NotFound
     from thinwire.store import Store
 
+    if not create:
+        require_home(home)
     place = aggregator_home(home)
     if not create and not has_database(place):
         raise NotFound(
@@ -79,10 +81,11 @@ def opened(home: Path | None, read_only: bool = True, create: bool = False) -> I
 def end_abandoned(home: Path | None) -> None:
     """Close the runs whose own process has died, so that their shown status is right.
 
-    Errors are ignored: a run that does not close stays as it is.
+    Errors are ignored: a run that does not close stays as it is. Raise NotFound if `--home` names no folder.
     """
     from thinwire.core.errors import ThinwireError
 
+    require_home(home)
     place = aggregator_home(home)
     if not has_database(place):
         return

@@ -230,11 +230,10 @@ def list_(
     home: Home = None,
 ) -> None:
     """List all runs, the newest first, and the groups of simulated runs; archived and deleted runs are left out."""
-    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, has_database, opened, require_home
+    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, has_database, opened
     from thinwire.reports.sweep_results import groups
     from thinwire.store.read_models import MEMORY_TEXT
 
-    require_home(home)
     end_abandoned(home)
     if not has_database(aggregator_home(home)):
         rows: list[RunRow] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,9 +13,17 @@ from tests.support.api_answers import DEVICES
 from tests.support.browsing import Open
 from tests.support.filled_store import add_devices, new_run
 from tests.support.serving import showing
+from thinwire.core.signals import until
 from thinwire.store import Store
 from thinwire.web import app
 from thinwire.web.routes import Live
+
+TURNED = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+READS = """() => performance.getEntriesByType("resource").filter(({ name }) => name.includes("/view"))
+  .map((one) => one.startTime)"""
 
 
 @pytest.fixture
@@ -63,3 +72,16 @@ def test_a_tab_without_shared_workers_has_a_stream_of_its_own(store: Store, live
         expect(page.locator(".beat")).to_have_text("live")
         run.status("paused", "paused by a person")
         expect(page.locator(".status").first).to_contain_text("paused")
+        assert len(live[0].tabs) == 1
+        page.evaluate(TURNED, True)
+        assert until(lambda: not live[0].tabs, 10.0), "a hidden tab has no stream"
+        for number in range(4):
+            run.status("paused", f"behind {number}")
+        page.evaluate(TURNED, False)
+        expect(page.locator(".sentence")).to_contain_text("Behind 3")
+        for number in range(4):
+            run.status("paused", f"seen {number}")
+            expect(page.locator(".sentence")).to_contain_text(f"Seen {number}")
+        reads = page.evaluate(READS)
+        assert len(reads) > 4
+        assert min(later - begun for begun, later in pairwise(reads)) > 240, "at most four redraws a second"

@@ -19,7 +19,6 @@ Labels of `derive()`, of `word32()` and of the signature are not searched: a has
 from __future__ import annotations
 
 import ast
-import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -109,17 +108,8 @@ def banned(root: Path = ROOT) -> dict[str, Counter[str]]:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """Return the tree of a file.
-
-    The garbage collector is off meanwhile: it would walk the trees of all other files again and again.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return ast.parse(path.read_text())
-    finally:
-        if collects:
-            gc.enable()
+    """Return the tree of a file."""
+    return ast.parse(path.read_text())
 
 
 def walked(tree: ast.AST) -> Iterator[ast.AST]:

@@ -43,9 +43,8 @@ CLOSING = {
     "deadline": (
         "the deadline passed while devices were outstanding, and at least `[cohort] min_updates` are aggregated."
     ),
-    "too-few": "fewer updates than `[cohort] min_updates`. The model does not change, and the devices put their "
-    "updates back "
-    "into their residuals. After `[cohort] retry_limit` such rounds in a row the run fails with exit code 6.",
+    "too-few": "fewer updates than `[cohort] min_updates`. The model does not change, and the round's updates are "
+    "dropped. After `[cohort] retry_limit` such rounds in a row the run fails with exit code 6.",
     "buffer": 'the buffer is full (`[cohort] buffer`), in runs with `mode = "buffered"`. Devices at work '
     "continue, and their "
     "updates go into the next buffer.",
@@ -119,10 +118,11 @@ def failures_page() -> str:
         "an error in the task, the class of the exception and its place in the task's code."
     )
     dropped = (
-        "Why the aggregator dropped an update that arrived. Its device puts the update back into its residual. `stale` "
-        "and `revoked` are also told of assignments above: there nothing had arrived. A reply that is not valid, for "
-        "instance one without frames, is no drop: its assignment fails, with a kind above. The third reply to one "
-        "assignment, and each later one, is acknowledged without a record."
+        "Why the aggregator dropped an update that arrived. With error feedback its device adds the update to its "
+        "residual again, so that a later update carries the work; without feedback, and under masks, the work is lost. "
+        "`stale` and `revoked` are also told of assignments above: there nothing had arrived. A reply that is not "
+        "valid, for instance one without frames, is no drop: its assignment fails, with a kind above. The third reply "
+        "to one assignment, and each later one, is acknowledged without a record."
     )
     rows = [(f"`{kind}`", meaning) for kind, meaning in FAILURES.items()]
     drops = [(f"`{reason}`", meaning) for reason, meaning in DROPS.items()]

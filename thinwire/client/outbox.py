@@ -7,11 +7,12 @@ sent again has the same bytes and the same `update_id`, so the aggregator recogn
 Outcomes (`UpdateOutcome`):
 
 - aggregated (`aggregated`): the device forgets the reply.
-- dropped: the device adds the decoded update to the residual, and to nothing else.
+- dropped: with error feedback the device adds the decoded update to the residual, and to nothing else. Without
+  feedback, and under masks, the work of that update is lost.
 - unknown: the device keeps the reply.
 
-Invariant: at any moment `residual + what may still be aggregated + what was aggregated` is the sum of all raw updates,
-up to rounding. An outcome that arrives twice has no effect the second time.
+Invariant, with error feedback and without masks: at any moment `residual + what may still be aggregated + what was
+aggregated` is the sum of all raw updates, up to rounding. An outcome that arrives twice has no effect the second time.
 
 `OutcomeHandler` applies the outcomes of one assignment to a run's state and decides what the plan makes of them.
 
@@ -25,7 +26,7 @@ to V contains, as they were trained and not as they were sent. What a codec left
 later, but the device has learned it already.
 
 An update is pending until an assignment brings its outcome: aggregated into a version up to the assignment's own, or
-dropped, and then it returns to the residual. At most `max_delay` updates are pending, because the aggregator sends no
+dropped. At most `max_delay` updates are pending, because the aggregator sends no
 more assignments ahead. A lost outcome, or a reply that came when all rounds were closed, can leave more: then the
 oldest are no longer counted.
 

@@ -94,8 +94,9 @@ class Part:
 class UpdateOutcome:
     """Holds the aggregator's decision about an update: aggregated, dropped or unknown.
 
-    The client forgets an aggregated update, puts a dropped one back into its residual, and keeps an unknown one to send
-    it again. `version` is the first model version that contains an aggregated update.
+    The client forgets an aggregated update and keeps an unknown one to send it again. With error feedback and without
+    masks it adds a dropped one to its residual again. `version` is the first model version that contains an aggregated
+    update.
     """
 
     update_id: UpdateId

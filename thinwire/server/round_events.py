@@ -203,7 +203,7 @@ class AggregateUpdate:
 
 @dataclass(frozen=True)
 class DropUpdate:
-    """Drop this update: it does not count, and its device adds it to its residual again."""
+    """Drop this update: it does not count. With error feedback its device adds it to its residual again."""
 
     update_id: UpdateId
     reason: str

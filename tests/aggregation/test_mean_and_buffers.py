@@ -139,7 +139,7 @@ def test_buffers_that_all_clients_have_alike_keep_their_bits() -> None:
     tally = BufferMean(layout)
     for weight in (0.1, 1 / 3, 7.0, 1e9 * 0.3):
         frame = encode_buffers(layout, own)
-        tally.check(frame, weight)
+        tally.check(frame)
         tally.fold(frame, weight)
     assert tally.close(np.zeros(8, np.float32)).tobytes() == own.tobytes()
 

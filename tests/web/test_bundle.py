@@ -38,7 +38,7 @@ def test_a_module_becomes_a_function_with_its_exports(text: str, made: str):
     assert re.sub(r"\s+", " ", module(text, "y.js")[0]).strip() == re.sub(r"\s+", " ", made).strip()
 
 
-@pytest.mark.parametrize("text", ['import "./x.js";', "export * from './x.js';", "export let a = 1;"])
+@pytest.mark.parametrize("text", ['import "./x.js";', "export * from './x.js';", "export let a = 1;", "x = `a"])
 def test_what_it_cannot_put_into_the_script_is_refused(text: str):
     with pytest.raises(BadModule, match=r"y\.js"):
         module(text, "y.js")

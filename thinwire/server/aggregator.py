@@ -233,7 +233,7 @@ class RoundAggregator:
         header = self.caps.counted(header)
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
-            self.buffers.check(statistics, header.examples * discount)
+            self.buffers.check(statistics)
         self.buffers.check_counters(header.counters, self.before)
         model: Frames = lambda: islice(frames(), segments)  # noqa: E731  # without the buffers
         if self.plan.server.max_norm is None:

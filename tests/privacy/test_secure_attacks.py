@@ -283,6 +283,15 @@ def test_a_wrong_list_of_survivors_is_not_signed(survivors, expected):
     assert reason(lambda: first(cohort).agree(Survivors(survivors).write())) == expected
 
 
+@pytest.mark.parametrize(("least", "signs"), [(4, True), (5, False)])
+def test_an_owner_may_want_more_survivors_than_the_round_needs(least: int, signs: bool):
+    cohort = Cohort(terms_of(5, 3), 5)
+    cohort.participants[name_of(0)] = cohort.participant(0, min_survivors=least)
+    cohort.run(until="masked")
+    four = Survivors((1, 2, 3, 4)).write()
+    assert first(cohort).agree(four) if signs else reason(lambda: first(cohort).agree(four)) == "too-few"
+
+
 @pytest.mark.parametrize(("corrupt", "members"), [(0.0, 2), (0.5, 6)])
 def test_no_sum_has_one_honest_client_only(corrupt, members):
     """The others subtract their own points: of two clients either one, of A + 1 the A corrupt ones together."""

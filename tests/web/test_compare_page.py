@@ -56,6 +56,29 @@ def test_the_api_and_the_command_line_tell_the_same(
     assert told == printed
 
 
+def test_what_both_say_of_a_run_has_the_same_value_in_the_api_and_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = AggregatorHome.under(tmp_path)
+    with Store.open(home.database) as store:
+        ids = some(store)
+
+    def printed(*words: str) -> Any:
+        main(["runs", *words, "--json", "--home", str(tmp_path)])
+        return json.loads(capsys.readouterr().out)
+
+    pairs = [(printed("show", run_id), f"runs/{run_id}") for run_id in ids]
+    listed = {row["run_id"]: row for row in printed("list")}
+    with Store.open(home.database) as store:
+        client = of_store(store)
+        pairs = [(printed, client.get(f"/api/v1/{path}").json()) for printed, path in pairs]
+        pairs += [(listed[row["run_id"]], row) for row in client.get("/api/v1/runs").json()]
+    for shown, told in pairs:
+        both = shown.keys() & told.keys()
+        assert {"metrics", "payload_up", "wire_up", "rounds_closed", "status_text", "failed"} <= both
+        assert {key: shown[key] for key in both} == {key: told[key] for key in both}
+
+
 def test_a_run_is_as_far_and_has_sent_as_much_on_each_page_and_the_command_line(
     told: Told, store: Store, served: Shown, look: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

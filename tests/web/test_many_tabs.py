@@ -25,6 +25,10 @@ TURNED = """(hidden) => {
 READS = """() => performance.getEntriesByType("resource").filter(({ name }) => name.includes("/view"))
   .map((one) => one.startTime)"""
 
+SHIFTS = """() => { window.shifts = []; new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) window.shifts.push([one.value, one.sources.map(({ node }) => node?.outerHTML)]);
+}).observe({ type: "layout-shift" }); }"""
+
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> list[Live]:
@@ -85,3 +89,19 @@ def test_a_tab_without_shared_workers_has_a_stream_of_its_own(store: Store, live
         reads = page.evaluate(READS)
         assert len(reads) > 4
         assert min(later - begun for begun, later in pairwise(reads)) > 240, "at most four redraws a second"
+
+
+@pytest.mark.parametrize("width", [400, 1300])
+def test_a_round_that_ends_moves_nothing_that_a_person_reads(store: Store, look: Open, width: int):
+    add_devices(store, DEVICES, time.time())
+    run = new_run(store, at=time.time() - 60)
+    for _ in range(3):
+        run.quiet_round()
+    with showing(store.url, None) as shown:
+        page = look(shown.url, f"runs/{run.run_id}")
+        page.set_viewport_size({"width": width, "height": 900})
+        expect(page.locator(".figures")).to_contain_text("3 / ")
+        page.evaluate(SHIFTS)
+        run.quiet_round()
+        expect(page.locator(".figures")).to_contain_text("4 / ")
+        assert sum(value for value, _ in page.evaluate("window.shifts")) < 0.01, page.evaluate("window.shifts")

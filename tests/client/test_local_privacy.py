@@ -18,8 +18,9 @@ from tests.support.scripted_rng import ScriptedRng
 from tests.support.small_task import linear, task_of
 from thinwire.client.policy import Policy
 from thinwire.client.privacy_ledger import Account, DataSet, DeviceLedger
-from thinwire.client.private_noise import noised
+from thinwire.client.private_noise import noised, without_divergence
 from thinwire.client.task import initial_model
+from thinwire.client.train.protocol import TrainResult
 from thinwire.compression import parse
 from thinwire.core import RunPlan
 from thinwire.core.errors import NonFiniteUpdate
@@ -128,6 +129,16 @@ def test_a_model_that_some_record_drives_to_infinity_gets_a_noised_update_as_any
     assert len(device.ledger.bookings) == 1
     sent = np.frombuffer(file.read_bytes()[-4 * LAYOUT.model_size :], np.float32)
     assert np.isfinite(sent).all() and len(np.unique(sent)) > 1, "noise, also where the update is zeros"
+
+
+@pytest.mark.parametrize(
+    ("value", "loss", "sent"), [(1.0, 2.0, 1.0), (math.inf, 2.0, 0.0), (1.0, math.nan, 0.0), (math.nan, math.inf, 0.0)]
+)
+def test_an_update_is_zeros_if_it_or_its_loss_alone_is_not_finite(value: float, loss: float, sent: float) -> None:
+    change = np.array([1.0, value], np.float32)
+    done = without_divergence(PLAN, TrainResult(loss=(loss, 1.0)), change, None, None, lambda line: None)
+    assert change.tolist() == [sent, sent]
+    assert done.loss == ((loss, 1.0) if sent else (0.0, 0.0))
 
 
 def test_a_reply_is_booked_before_the_data_are_read_and_has_nothing_but_the_noised_update(tmp_path: Path) -> None:

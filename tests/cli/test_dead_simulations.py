@@ -20,7 +20,7 @@ from tests.support.cli_story import LAYOUT, PLAN
 from tests.support.fork_server import Forked
 from tests.support.processes import environment
 from tests.support.server_bench import Bench, three
-from thinwire.cli.runs import orders
+from thinwire.cli.runs import run_commands
 from thinwire.core import RunPlan
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome, holder, lock_file, own, private_folder
@@ -93,7 +93,7 @@ def test_a_living_simulation_is_stopped(thinwire, home, begun):
 
 
 def test_a_handover_that_died_has_failed_at_the_service(tmp_path: Path):
-    """The service looks by itself, so the dashboard says it too; an order to stop such a run does not wait for ever."""
+    """The service looks by itself, so the dashboard says it too; a command to stop such a run does not wait."""
     bench = Bench(tmp_path, three(), run={"rounds": 1})
     path = bench.home.owner(dead := left_behind(bench.store, "devices"))
     path.parent.mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_a_simulation_of_which_nothing_is_known_is_ended_by_a_person_alone(
     thinwire, home: Path, store: Store, about: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ):
     """On another machine, whose locks may not be seen here, or begun this moment."""
-    monkeypatch.setattr(orders, "WAIT_S", 0.1)
+    monkeypatch.setattr(run_commands, "WAIT_S", 0.1)
     path = AggregatorHome.under(home).owner(run_id := left_behind(store, "sim"))
     if about:
         path.parent.mkdir(parents=True)

@@ -94,15 +94,15 @@ def test_with_the_aggregator_down_a_device_is_revoked_by_its_row(thinwire, home,
 
 def test_a_running_aggregator_confirms_that_a_device_is_revoked(thinwire, home, store, device):
     def serve() -> dict[str, object]:
-        while not (orders := store.commands.pending()):
+        while not (commands := store.commands.pending()):
             threading.Event().wait(0.01)
-        store.commands.answer(orders[0].id, {"done": True, "rounds": {"digits-1": [3]}})
-        return {"kind": orders[0].kind, "who": orders[0].who, **orders[0].args}
+        store.commands.answer(commands[0].id, {"done": True, "rounds": {"digits-1": [3]}})
+        return {"kind": commands[0].kind, "who": commands[0].who, **commands[0].args}
 
     with hold(AggregatorHome.under(home).lock, {"pid": os.getpid()}), ThreadPoolExecutor(1) as threads:
-        order = threads.submit(serve)
+        command = threads.submit(serve)
         said = thinwire("devices", "revoke", "pi-01", "--json", "--home", home)
-        assert order.result() == {"kind": "revoke", "who": operator(), "device": "pi-01", "fingerprint": KEY}
+        assert command.result() == {"kind": "revoke", "who": operator(), "device": "pi-01", "fingerprint": KEY}
     assert said.document == {"name": "pi-01", "state": "revoked", "confirmed": True, "rounds": {"digits-1": [3]}}
     assert said.err == ""
 
@@ -123,7 +123,7 @@ def test_an_aggregator_that_is_starting_gets_the_command_too(thinwire, home, sto
         assert may_serve(lock)
         said = thinwire("devices", "revoke", "pi-01", "--home", home)
     assert (said.code, "has not confirmed" in said.err) == (124, True)
-    assert [order.args for order in store.commands.pending()] == [{"device": "pi-01", "fingerprint": KEY}]
+    assert [command.args for command in store.commands.pending()] == [{"device": "pi-01", "fingerprint": KEY}]
     assert not may_serve(lock)
 
 

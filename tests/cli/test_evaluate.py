@@ -15,7 +15,7 @@ from thinwire.core.events import Evaluated
 from thinwire.core.layout import Layout
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.holdout import EVALUATED, OrderedHoldout
+from thinwire.server.holdout import EVALUATED, CommandedHoldout
 from thinwire.simulation import SyntheticUpdates
 
 TASK = """
@@ -64,10 +64,10 @@ def test_it_leaves_the_evaluation_of_each_version_for_the_service(thinwire, tmp_
     one = bench(tmp_path / "home")
     said = thinwire("aggregator", "evaluate", "--task", task, "--once", "--home", tmp_path / "home")
     assert (said.code, said.out.split(": ")[0]) == (0, f"{one.run_id} version 0"), said.err
-    (order,) = one.store.commands.pending()
-    assert (order.kind, order.run_id, order.args["version"]) == (EVALUATED, one.run_id, 0)
+    (command,) = one.store.commands.pending()
+    assert (command.kind, command.run_id, command.args["version"]) == (EVALUATED, one.run_id, 0)
     assert evaluated_until(one.store, one.run_id) == 0, "what waits for the service is not evaluated twice"
-    one.drive(holdout=OrderedHoldout(CommandQueue(one.store.commands)))
+    one.drive(holdout=CommandedHoldout(CommandQueue(one.store.commands)))
     (found,) = one.events(Evaluated)
     assert found.metrics == pytest.approx({"loss": 0.6931, "sick_auc": 0.5, "sick_f1": 2 / 3}, abs=1e-3), "of zeros"
     assert evaluated_until(one.store, one.run_id) == 0

@@ -11,7 +11,7 @@ import typer
 
 from tests.support.cli_story import PLAN, told
 from thinwire.cli import local_state
-from thinwire.cli.runs import orders
+from thinwire.cli.runs import run_commands
 from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello, TaskReport
@@ -21,8 +21,8 @@ from thinwire.store import Store
 
 @pytest.fixture(autouse=True)
 def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "WAIT_S", 0.0)
-    monkeypatch.setattr(orders, "CARRIED_OUT_S", 0.0)
+    monkeypatch.setattr(run_commands, "WAIT_S", 0.0)
+    monkeypatch.setattr(run_commands, "CARRIED_OUT_S", 0.0)
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_with_an_aggregator_the_command_is_left_to_it(
     monkeypatch.setattr(local_state, "alive", lambda home: {"pid": 1})
     said = thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
     assert (said.code, said.out.strip()) == (0, "toy-1: its aggregator is still deleting it")
-    (order,) = store.commands.pending()
-    assert (order.kind, order.run_id, order.who) == ("delete-run", "toy-1", local_state.operator())
+    (command,) = store.commands.pending()
+    assert (command.kind, command.run_id, command.who) == ("delete-run", "toy-1", local_state.operator())
     thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
     assert len(store.commands.pending()) == 1, "the command that is left is waited for"
     assert folder.exists()
@@ -218,7 +218,7 @@ def test_a_clone_that_no_device_could_work_for_is_refused(
 
 
 def test_a_clone_needs_an_aggregator(thinwire, home: Path, folder: Path):
-    assert orders.__doc__
+    assert run_commands.__doc__
     assert thinwire("runs", "clone", "toy-1", "--home", home).code == 4
 
 

@@ -298,12 +298,12 @@ def test_stopping_a_run_that_is_over_changes_nothing(thinwire, home):
     assert "it was over already: nothing was stopped" in said.err
 
 
-def test_a_stop_without_an_aggregator_is_kept_as_an_order(thinwire, home, monkeypatch):
-    monkeypatch.setattr("thinwire.cli.runs.orders.WAIT_S", 0.0)
+def test_a_stop_without_an_aggregator_is_kept_as_a_command(thinwire, home, monkeypatch):
+    monkeypatch.setattr("thinwire.cli.runs.run_commands.WAIT_S", 0.0)
     told(home, "running")
     assert "as soon as" in thinwire("runs", "stop", "toy-1", "--home", home).out
     with Store.open(AggregatorHome.under(home).database) as store:
-        assert [(order.kind, order.run_id) for order in store.commands.pending()] == [("stop-run", "toy-1")]
+        assert [(command.kind, command.run_id) for command in store.commands.pending()] == [("stop-run", "toy-1")]
 
 
 @pytest.mark.parametrize(("which", "version"), [("last", 2), ("best", 2), ("1", 1), ("0", 0)])

@@ -39,8 +39,8 @@ def allow(site: Bench | Site, *patterns: str) -> None:
     (site.home.root.parent / "aggregator.toml").write_text(f"allow = {list(patterns)}\n")
 
 
-def ordered(site: Bench | Site, **run: Any) -> str:
-    """Order a run with an optimizer of this file, which begins with the last model of another run."""
+def commanded(site: Bench | Site, **run: Any) -> str:
+    """Command a run with an optimizer of this file, which begins with the last model of another run."""
     plan = {"run": {"task": "toy", "rounds": 3, **run}, "local": {"lr": 0.5}, "server": {"optimizer": PLACE}}
     number = site.store.commands.add(START_RUN, args={"plan": plan})
     return start(site.store, site.home, next(one for one in site.store.commands.pending() if one.id == number))
@@ -51,10 +51,10 @@ def refusal(store: Store, run_id: str) -> tuple[str, int, bool]:
     return row.status, row.rounds_closed, row.status_text.startswith(REFUSED)
 
 
-def test_a_restart_ends_it_and_no_order_gives_it_more_rounds(tmp_path: Path) -> None:
+def test_a_restart_ends_it_and_no_command_gives_it_more_rounds(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
     allow(bench, "*:HalfStep")
-    run_id = ordered(bench, init=f"run:{bench.run_id}@0")
+    run_id = commanded(bench, init=f"run:{bench.run_id}@0")
     serves(bench, 60.0, kill=lambda event: isinstance(event, RoundClosed) and event.round == 2)
     assert bench.store.run(run_id).rounds_closed == 2
     allow(bench, "other:*")
@@ -72,7 +72,7 @@ def test_a_pause_ends_it_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.
     site = Site(tmp_path, steady({"a": 1.0}))
     first = site.submit(run={"rounds": 1})
     allow(site, "*:HalfStep")
-    site.runs.append(run_id := ordered(site, init=f"run:{first}@0"))
+    site.runs.append(run_id := commanded(site, init=f"run:{first}@0"))
 
     def on_event(of: str, event: Event) -> None:
         if of == run_id and isinstance(event, RoundClosed) and event.round == 1:
@@ -94,30 +94,30 @@ def test_a_typo_in_the_file_keeps_a_paused_run_paused(
     site = Site(tmp_path, steady({"a": 1.0}))
     first = site.submit(run={"rounds": 1})
     allow(site, "*:HalfStep")
-    site.runs.append(run_id := ordered(site, init=f"run:{first}@0"))
-    orders = list[int]()
+    site.runs.append(run_id := commanded(site, init=f"run:{first}@0"))
+    commands = list[int]()
 
     def on_event(of: str, event: Event) -> None:
         if of == run_id and isinstance(event, RoundClosed) and event.round == 1:
             site.store.commands.add("pause-run", run_id)
             (site.home.root.parent / "aggregator.toml").write_text("alow = []")
             if not restarts:
-                orders.append(site.store.commands.add("resume-run", run_id))
+                commands.append(site.store.commands.add("resume-run", run_id))
 
     site.on_event = on_event
     site.serve(seconds=100.0)
     if restarts:
-        orders.append(site.store.order("resume", run_id))
+        commands.append(site.store.command_run("resume", run_id))
         site.serve(seconds=100.0)
     row = site.store.run(run_id)
     assert (row.status, row.rounds_closed) == ("paused", 1)
     assert "alow" in row.status_text
     assert row.status_text.endswith(f"correct that file, then: thinwire runs resume {run_id}")
-    answered = site.store.commands.result(orders[0])
+    answered = site.store.commands.result(commands[0])
     assert answered is not None
     assert answered["done"] == restarts, "without a driver the run was queued first"
     allow(site, "*:HalfStep")
-    site.store.order("resume", run_id)
+    site.store.command_run("resume", run_id)
     site.serve(seconds=100.0)
     assert site.store.run(run_id).status == "done"
 
@@ -125,7 +125,7 @@ def test_a_typo_in_the_file_keeps_a_paused_run_paused(
 def test_a_typo_at_a_restart_keeps_the_open_round_which_then_goes_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
     allow(bench, "*:HalfStep")
-    run_id = ordered(bench, init=f"run:{bench.run_id}@0")
+    run_id = commanded(bench, init=f"run:{bench.run_id}@0")
     serves(bench, 60.0, kill=lambda event: isinstance(event, RoundOpened) and event.round == 2)
     (bench.home.root.parent / "aggregator.toml").write_text("alow = []")
     serves(bench, 60.0)
@@ -133,7 +133,7 @@ def test_a_typo_at_a_restart_keeps_the_open_round_which_then_goes_on(tmp_path: P
     opened = bench.store.rounds(run_id)[-1]
     assert (opened.round, opened.closed_at) == (2, None)
     allow(bench, "*:HalfStep")
-    bench.store.order("resume", run_id)
+    bench.store.command_run("resume", run_id)
     serves(bench, 60.0)
     assert bench.store.run(run_id).status == "done"
     again = bench.store.rounds(run_id)[1]
@@ -146,7 +146,7 @@ def test_the_file_of_a_first_model_is_not_asked_for_again(tmp_path: Path) -> Non
     file = tmp_path / "first.safetensors"
     save_file({"w": np.ones((30, 20), np.float32), "b": np.zeros(20, np.float32)}, file)
     allow(bench, str(file), "*:HalfStep")
-    run_id = ordered(bench, init=str(file))
+    run_id = commanded(bench, init=str(file))
     allow(bench, "*:HalfStep")
     serves(bench, 60.0)
     assert bench.store.run(run_id).status == "done"

@@ -105,10 +105,10 @@ def test_a_service_carries_the_command_out_and_once_only(tmp_path: Path) -> None
     site = Site(tmp_path, steady(SPEEDS))
     run_id = site.submit()
     site.serve()
-    order = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {}}, "ann")
-    extend_run(site.store, site.home, run_id, 2, {}, "ann", order)  # and died before it answered
+    command = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {}}, "ann")
+    extend_run(site.store, site.home, run_id, 2, {}, "ann", command)  # and died before it answered
     site.serve()
-    assert site.store.commands.result(order) == {"done": True, "rounds": 5}
+    assert site.store.commands.result(command) == {"done": True, "rounds": 5}
     assert site.store.run(run_id).rounds_closed == 5
     assert len(site.events(run_id, RunExtended)) == 1
 
@@ -117,9 +117,9 @@ def test_a_refusal_is_the_result_of_the_command(tmp_path: Path) -> None:
     site = Site(tmp_path, steady(SPEEDS))
     run_id, going = site.submit(), site.submit(run={"seed": 1, "rounds": 4})
     site.serve()
-    order = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {"run.seed": "2"}}, "ann")
+    command = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {"run.seed": "2"}}, "ann")
     site.serve(seconds=5.0)
-    result = site.store.commands.result(order)
+    result = site.store.commands.result(command)
     assert result is not None
     assert (result["done"], result["error"]) == (False, f"run.seed stays as it is in {run_id}")
     assert site.store.run(going).status == "done"
@@ -131,9 +131,9 @@ def test_a_defect_ends_the_command_and_not_the_service(tmp_path: Path, monkeypat
     run_id, going = site.submit(), site.submit(run={"seed": 1, "rounds": 4})
     site.serve()
     monkeypatch.setattr("thinwire.server.recording_fleet.extend_run", lambda *given: 1 // 0)
-    order = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {}}, "ann")
+    command = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {}}, "ann")
     site.serve(seconds=5.0)
-    result = site.store.commands.result(order)
+    result = site.store.commands.result(command)
     assert result is not None and not result["done"] and "ZeroDivisionError" in result["error"]
     assert (site.store.run(run_id).rounds_closed, site.store.run(going).status) == (3, "done")
 
@@ -181,7 +181,7 @@ def test_a_run_that_was_stopped_in_a_paused_round_goes_on(tmp_path: Path) -> Non
     site = Site(tmp_path, steady({"a": 1.0, "b": 50.0}))
     run_id = site.submit(cohort={"deadline_s": 100, "min_updates": 1.0})
     site.serve(seconds=10.0)
-    site.store.order("stop", run_id)
+    site.store.command_run("stop", run_id)
     site.serve(seconds=10.0, max_runs=1)
     assert site.store.run(run_id).status == "stopped"
     extended(site, run_id, 2)

@@ -15,7 +15,7 @@ from tests.support.several_runs import Site, steady
 from thinwire.core.events import Evaluated, Event, ModelStored, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.server import command_queue
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.holdout import EVALUATED, HoldoutResult, OrderedHoldout
+from thinwire.server.holdout import EVALUATED, CommandedHoldout, HoldoutResult
 
 
 class Evaluator:
@@ -135,8 +135,8 @@ def test_a_kill_at_any_commit_decides_the_same(tmp_path: Path, run: dict[str, An
         one.store.close()
 
 
-def ordered(one: Bench) -> OrderedHoldout:
-    return OrderedHoldout(CommandQueue(one.store.commands))
+def commanded(one: Bench) -> CommandedHoldout:
+    return CommandedHoldout(CommandQueue(one.store.commands))
 
 
 def test_the_service_takes_results_from_commands_and_answers_each(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_service_takes_results_from_commands_and_answers_each(tmp_path: Path
     add = partial(one.store.commands.add, EVALUATED, one.run_id)
     first = add(HoldoutResult(0, {"loss": (9.0, 3.0)}, {"sick": [[3, 1], [1, 3]]}).to_json())
     wrong = add({"version": 0, "metrics": {"loss": "much"}})
-    one.drive(holdout=ordered(one))
+    one.drive(holdout=commanded(one))
     assert one.events(Evaluated)[0].metrics == {"loss": 3.0, "sick_auc": 0.75, "sick_f1": 0.75}
     answers = [one.store.commands.result(number) for number in (first, wrong)]
     assert answers[0] == {"done": True, "version": 0}
@@ -155,9 +155,9 @@ def test_a_crash_between_the_event_and_its_answer_records_no_result_twice(tmp_pa
     one = bench(tmp_path, rounds=1, evaluate_wait_s=1)
     number = one.store.commands.add(EVALUATED, one.run_id, HoldoutResult(0, {"loss": (1.0, 1.0)}).to_json())
     with pytest.raises(Killed):
-        one.drive(holdout=ordered(one), on_event=killing(lambda event: isinstance(event, Evaluated)))
+        one.drive(holdout=commanded(one), on_event=killing(lambda event: isinstance(event, Evaluated)))
     one.restart()
-    one.drive(holdout=ordered(one))
+    one.drive(holdout=commanded(one))
     assert [event.version for event in one.events(Evaluated)] == [0]
     assert one.store.commands.result(number) == {"done": True, "version": 0, "ignored": True}
 

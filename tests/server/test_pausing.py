@@ -10,7 +10,7 @@ from tests.support.crashes import Fate, each_death
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
 from thinwire.server import command_queue
-from thinwire.store import RunOrder, RunRow, Store
+from thinwire.store import RunCommand, RunRow, Store
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pausing(site: Site, run_id: str, closed: int) -> None:
-    """Order a pause when so many rounds of the run are closed."""
+    """Command a pause when so many rounds of the run are closed."""
 
     def on_event(of: str, event: Event) -> None:
         if of == run_id and isinstance(event, RoundClosed) and event.round == closed:
@@ -75,19 +75,19 @@ def test_a_paused_run_that_is_stopped_says_so_and_notifies_its_devices(tmp_path:
 def test_a_run_that_was_stopped_while_it_was_paused_goes_on_when_it_is_extended(tmp_path: Path) -> None:
     site = Site(tmp_path, steady({"a": 1.0, "b": 1.5}))
     run_id, _ = site.submit(run={"rounds": 6}), site.submit(run={"seed": 1, "rounds": 30})
-    orders = {"paused": ("stop-run", {}), "stopped": ("extend-run", {"rounds": 2, "sets": {}})}
+    commands_at = {"paused": ("stop-run", {}), "stopped": ("extend-run", {"rounds": 2, "sets": {}})}
 
     def on_event(of: str, event: Event) -> None:
         if of == run_id and isinstance(event, RoundClosed) and event.round == 2:
             site.store.commands.add("pause-run", run_id)
-        elif of == run_id and isinstance(event, RunStatusChanged) and event.status in orders:
-            kind, args = orders.pop(event.status)
+        elif of == run_id and isinstance(event, RunStatusChanged) and event.status in commands_at:
+            kind, args = commands_at.pop(event.status)
             site.store.commands.add(kind, run_id, args)
 
     site.on_event = on_event
     site.serve()
     row = site.store.run(run_id)
-    assert (orders, row.status, row.rounds_closed, row.rounds_total) == ({}, "done", 4, 4)
+    assert (commands_at, row.status, row.rounds_closed, row.rounds_total) == ({}, "done", 4, 4)
 
 
 def test_a_run_that_waits_for_devices_can_be_paused(tmp_path: Path) -> None:
@@ -122,23 +122,23 @@ def test_a_reply_that_waits_for_a_paused_run_costs_no_read_at_each_poll(
 
 
 def lives(folder: Path, fate: Fate) -> tuple[Site, range]:
-    """Two runs, of which one is paused in its round and then resumed; return the places from one order to the other."""
-    site, ordered = Site(folder, steady({"a": 1.0, "b": 1.4, "c": 5.0}), fate), list[int]()
+    """Two runs, of which one is paused in its round and then resumed; return the places between the commands."""
+    site, commanded = Site(folder, steady({"a": 1.0, "b": 1.4, "c": 5.0}), fate), list[int]()
     paused, _ = site.submit(), site.submit(run={"seed": 1, "priority": 2.0}, cohort={"clients": 2})
 
     def on_event(of: str, event: Event) -> None:
-        if of == paused and isinstance(event, UpdateAccepted) and event.round == 2 and not ordered:
-            site.store.order("pause", paused)
-            ordered.append(len(fate.places) + 1)
+        if of == paused and isinstance(event, UpdateAccepted) and event.round == 2 and not commanded:
+            site.store.command_run("pause", paused)
+            commanded.append(len(fate.places) + 1)
 
     site.on_event = on_event
     site.serve(seconds=60.0)
     assert [site.store.run(run_id).status for run_id in site.runs] == ["paused", "done"]
     assert site.store.run(paused).rounds_closed == site.store.round_count(paused)[0] == 2, "a paused run has no round"
-    site.store.order("resume", paused)
-    ordered.append(len(fate.places) + 1)
+    site.store.command_run("resume", paused)
+    commanded.append(len(fate.places) + 1)
     site.serve()
-    return site, range(*ordered)
+    return site, range(*commanded)
 
 
 def test_a_crash_at_each_commit_of_a_run_that_is_paused_in_its_round_changes_nothing(tmp_path: Path) -> None:
@@ -154,13 +154,13 @@ def test_a_crash_at_each_commit_of_a_run_that_is_paused_in_its_round_changes_not
 
 @pytest.mark.parametrize(("verb", "status"), [("pause", "paused"), ("stop-after-round", "stopped")])
 def test_a_run_that_must_wait_for_its_turn_after_a_restart_ends_its_open_round_first(
-    tmp_path: Path, verb: RunOrder, status: str
+    tmp_path: Path, verb: RunCommand, status: str
 ) -> None:
     site = Site(tmp_path, steady(dict.fromkeys("abcd", 10.0)))
     _, run_id = (site.submit(run={"seed": seed}, cohort={"clients": 2}) for seed in range(2))
     site.serve(seconds=5.0)
     assert site.store.open_rounds(run_id, 1, 1), "both runs have an open round when the service dies"
-    site.store.order(verb, run_id)
+    site.store.command_run(verb, run_id)
     site.serve(seconds=100.0, memory_bytes=1)
     assert site.store.run(run_id).status == status
     assert [(event.round, event.reason) for event in site.events(run_id, RoundClosed)] == [(1, "all")]

@@ -262,8 +262,8 @@ def test_a_run_that_waits_for_space_is_paused_and_goes_on(tmp_path: Path, monkey
     def on_event(run_id: str, event: Event) -> None:
         if isinstance(event, RunStatusChanged):
             said.append(event.status)
-            if order := {"waiting": "pause-run", "paused": "resume-run"}.get(event.status):
-                site.store.commands.add(order, run_id)
+            if command := {"waiting": "pause-run", "paused": "resume-run"}.get(event.status):
+                site.store.commands.add(command, run_id)
 
     site.on_event = on_event
     monkeypatch.setattr(command_queue, "LOOK_S", 0.0)

@@ -39,7 +39,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], t
 
 
 @pytest.fixture(autouse=True)
-def orders_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def commands_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.server.command_queue.LOOK_S", 0.0)
 
 
@@ -51,15 +51,15 @@ class Revoking(Bench):
         super().__init__(folder, devices, run={"rounds": 3}, cohort={"deadline_s": 30})
         for device in devices:
             self.store.roster.enrol(device.name, device.name * 64, device.name.encode(), "loopback")
-        self.order = 0
+        self.command_id = 0
 
     def revoke(self, device: str) -> None:
-        self.order = self.store.revoke_device(device, "ann", "", lambda: True) or 0
+        self.command_id = self.store.revoke_device(device, "ann", "", lambda: True) or 0
 
     def go(self, on_event: Callable[[Event], None] = lambda event: None) -> RunRow:
-        orders = CommandQueue(self.store.commands)
+        commands = CommandQueue(self.store.commands)
         fleet = self.fleet
-        self.fleet = RecordingFleet(fleet, self.store, self.clock, orders)  # type: ignore[assignment]  # as the service
+        self.fleet = RecordingFleet(fleet, self.store, self.clock, commands)  # type: ignore[assignment]  # as the service
         try:
             return self.drive(on_event=on_event)
         finally:
@@ -85,7 +85,7 @@ def test_the_open_assignment_ends_refused_and_the_run_goes_on_without_it(tmp_pat
     assert (row.status, bench.reasons()) == ("done", ["all", "enough", "all"])
     lost = [(e.round, e.device, e.kind, e.text) for e in bench.events(ClientFailed)]
     assert lost == [(2, "c", "refused", "revoked")]
-    assert bench.store.commands.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
+    assert bench.store.commands.result(bench.command_id) == {"done": True, "rounds": {bench.run_id: [1]}}
     assert bench.clock.now() < 30, "nobody waited for the deadline"
 
 
@@ -101,10 +101,10 @@ def test_a_command_revokes_the_key_that_it_is_about_also_where_its_name_has_gone
     monkeypatch.setattr(bench.fleet, "revoke_access", revoked.extend)
     fleet.poll(0.0)
     fleet.poll(0.0)
-    assert (revoked, bench.store.commands.result(bench.order)) == (["old-c"], {"done": True, "rounds": {}})
+    assert (revoked, bench.store.commands.result(bench.command_id)) == (["old-c"], {"done": True, "rounds": {}})
 
 
-def test_what_is_aggregated_stays_and_the_order_says_in_which_rounds(tmp_path: Path) -> None:
+def test_what_is_aggregated_stays_and_the_command_says_in_which_rounds(tmp_path: Path) -> None:
     bench = Revoking(tmp_path)
     heard = bench.once(
         lambda e: isinstance(e, UpdateAccepted) and e.round == 2 and e.device == "b", lambda: bench.revoke("c")
@@ -112,17 +112,17 @@ def test_what_is_aggregated_stays_and_the_order_says_in_which_rounds(tmp_path: P
     bench.go(heard)
     aggregated = [update for e in bench.events(RoundClosed) for update in e.aggregated if "/c/" in update]
     assert len(aggregated) == 2
-    assert bench.store.commands.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1, 2]}}
+    assert bench.store.commands.result(bench.command_id) == {"done": True, "rounds": {bench.run_id: [1, 2]}}
 
 
 def test_what_came_and_is_not_aggregated_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fold is held up until the order was given."""
+    """The fold is held up until the command was given."""
     bench = Revoking(tmp_path)
     hold_up(monkeypatch, lambda u: (u.device, u.sequence) == ("c", 2), lambda: bench.revoke("c"))
     row = bench.go()
     assert row.status == "done"
     assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
-    assert bench.store.commands.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
+    assert bench.store.commands.result(bench.command_id) == {"done": True, "rounds": {bench.run_id: [1]}}
 
 
 def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer_is_aggregated(tmp_path: Path) -> None:
@@ -142,7 +142,9 @@ def test_what_was_dropped_stays_so_where_its_device_is_approved_again_while_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Revoking(tmp_path)
-    hold_up(monkeypatch, lambda u: not bench.order and (u.device, u.sequence) == ("c", 2), lambda: bench.revoke("c"))
+    hold_up(
+        monkeypatch, lambda u: not bench.command_id and (u.device, u.sequence) == ("c", 2), lambda: bench.revoke("c")
+    )
     with pytest.raises(Killed):
         bench.go(killing(lambda e: isinstance(e, UpdateDropped)))
     bench.store.roster.approve("c")

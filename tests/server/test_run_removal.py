@@ -210,9 +210,9 @@ def test_old_runs_are_looked_for_at_the_start_and_then_each_hour(tmp_path: Path)
     kept.step()
     site.clock.advance(2 * DAY_S)
     kept.step()
-    orders = {one.run_id: one.who for one in site.store.commands.pending()}
-    assert orders[first] == KEEP_DAYS
-    assert len(orders) == 2
+    commands = {one.run_id: one.who for one in site.store.commands.pending()}
+    assert commands[first] == KEEP_DAYS
+    assert len(commands) == 2
     site.clock.advance(RETAINED_S / 2)
     site.store.commands.answer(site.store.commands.pending()[0].id, {})
     kept.step()

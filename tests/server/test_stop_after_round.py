@@ -18,12 +18,12 @@ def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ordering(site: Site, run_id: str, number: int) -> None:
-    """Give the order once the first update of this round was accepted."""
+    """Give the command once the first update of this round was accepted."""
     given = list[int]()
 
     def on_event(of: str, event: Event) -> None:
         if of == run_id and isinstance(event, UpdateAccepted) and event.round == number and not given:
-            given.append(site.store.order("stop-after-round", run_id, "ann"))
+            given.append(site.store.command_run("stop-after-round", run_id, "ann"))
 
     site.on_event = on_event
 
@@ -45,7 +45,7 @@ def test_the_open_round_ends_with_all_its_updates_and_no_other_opens(tmp_path: P
     assert not site.store.commands.pending()
 
 
-def test_the_order_survives_a_restart_in_the_middle_of_the_round(tmp_path: Path) -> None:
+def test_the_command_survives_a_restart_in_the_middle_of_the_round(tmp_path: Path) -> None:
     site = Site(tmp_path, steady({"a": 1.0, "b": 60.0}))
     run_id = site.submit(run={"rounds": 6}, cohort={"min_updates": 1.0, "deadline_s": 100})
     ordering(site, run_id, 1)
@@ -59,10 +59,10 @@ def test_the_order_survives_a_restart_in_the_middle_of_the_round(tmp_path: Path)
 def test_a_run_that_is_paused_or_has_not_begun_has_no_round_and_stops_at_once(tmp_path: Path) -> None:
     site = Site(tmp_path, steady({"a": 1.0}))
     first, queued = site.submit(run={"rounds": 4}), site.submit(run={"seed": 1})
-    site.store.order("stop-after-round", queued)
-    site.store.order("pause", first)
+    site.store.command_run("stop-after-round", queued)
+    site.store.command_run("pause", first)
     site.serve(seconds=30.0, max_runs=1)
-    site.store.order("stop-after-round", first)
+    site.store.command_run("stop-after-round", first)
     site.serve(seconds=30.0, max_runs=1)
     assert [site.store.run(run_id).status for run_id in (first, queued)] == ["stopped", "stopped"]
     assert not site.events(queued, RoundOpened)

@@ -1,4 +1,4 @@
-"""A run that is ordered to stop while it waits for its turn ends at once, and never begins."""
+"""A run that is commanded to stop while it waits for its turn ends at once, and never begins."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.support.server_bench import (
 from tests.support.server_bench import change as made_up_change
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import Assignment, Vector
-from thinwire.server.context import RETURN_S, StopOrder
+from thinwire.server.context import RETURN_S, StopCommand
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 
@@ -110,7 +110,7 @@ def test_a_part_of_the_devices_is_not_taken_for_all(tmp_path: Path, at: float, h
     status = whole.drive().status_text
     assert status.endswith("did not reach 1") and 18.0 <= whole.clock.now() < 19.0
 
-    def stop() -> StopOrder:
+    def stop() -> StopCommand:
         if again.clock.now() < at:
             return None
         if how == "killed":

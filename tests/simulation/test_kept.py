@@ -218,7 +218,7 @@ def test_deleting_a_run_that_was_killed_and_stopped_deletes_its_clients(tmp_path
     with Store.open(home.database) as store:
         store.commands.add("stop-run", "small-1")  # by a person at the dashboard
         end_abandoned(store, home)
-        assert store.run("small-1").status == "stopped", "its process, which would carry the order out, has died"
+        assert store.run("small-1").status == "stopped", "its process, which would carry the command out, has died"
         delete_run(store, home, "small-1", "ann")
     assert not (home.root / "simulated" / "small-1").exists()
 

@@ -236,7 +236,7 @@ def test_threads_and_processes_write_at_the_same_time_and_nothing_is_lost(addres
             for n in devices:
                 ours.record(run_id, [accepted(header(run_id, 1, f"d{n}"), 1)])
 
-        def order(_: range) -> None:
+        def command(_: range) -> None:
             begin.wait()
             for n in range(10):
                 another.commands.add("login-code", args={"n": n})
@@ -244,7 +244,7 @@ def test_threads_and_processes_write_at_the_same_time_and_nothing_is_lost(addres
         with ThreadPoolExecutor() as threads:
             list(
                 threads.map(
-                    lambda call: call[0](call[1]), [(answer, range(6)), (answer, range(6, 12)), (order, range(0))]
+                    lambda call: call[0](call[1]), [(answer, range(6)), (answer, range(6, 12)), (command, range(0))]
                 )
             )
         assert ours.run(run_id).payload_up == 12 * 101

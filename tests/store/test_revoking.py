@@ -124,13 +124,13 @@ def test_a_decision_about_one_key_does_not_fall_on_another_of_its_name(known: St
     getattr(known.roster, decide)("pi-01", "dashboard", KEYS["pi-01"])
 
 
-def test_an_approval_takes_back_an_order_that_nobody_has_carried_out(known: Store) -> None:
+def test_an_approval_takes_back_a_command_that_nobody_has_carried_out(known: Store) -> None:
     first, second = (known.revoke_device(name, "ann", "", lambda: True) for name in ("pi-01", "pi-02"))
     assert first is not None
     known.roster.rename("pi-01", "pi-11")  # the command is about the key
     known.roster.approve("pi-11")
     assert known.commands.result(first) == {"done": False, "why": "approved again"}
-    assert [order.id for order in known.commands.pending()] == [second]
+    assert [command.id for command in known.commands.pending()] == [second]
 
 
 # A key that a person brings.

@@ -17,7 +17,7 @@ from thinwire.core.events import Event, ModelStored, RunNoted
 from thinwire.core.run_events import FirstModelAssigned
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.reason_text import sentence
-from thinwire.server.context import StopOrder
+from thinwire.server.context import StopCommand
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
@@ -75,7 +75,7 @@ class Started:
         assigned = RunPlan.from_json({**raw, **{name: {**raw[name], **own} for name, own in sections.items()}})
         self.run_id = submit(self.store, self.home, assigned, made.layout, made.vector, made.buffers, {}, report(task))
 
-    def drive(self, until: float = math.inf, ends: StopOrder = "service") -> None:
+    def drive(self, until: float = math.inf, ends: StopCommand = "service") -> None:
         """Until the run is over, or the aggregator, or a person the run, ends at a time on the clock."""
         clock = self.fleet.virtual
         drive(

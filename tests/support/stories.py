@@ -23,7 +23,7 @@ from thinwire.core.events import Event
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment
 from thinwire.server import run as server_run
-from thinwire.server.context import RunContext, StopOrder
+from thinwire.server.context import RunContext, StopCommand
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import HeldSpool, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.simulation.scripted_device import over
@@ -128,7 +128,7 @@ def told(story: Story, folder: Path) -> Told:
     fleet = FaultyFleet(HeldSpool(home.spool), VirtualClock(), report, devices, story.grace_s)
     with Store.open(home.database, durable=False) as store, caught() as running:
 
-        def stop() -> StopOrder:
+        def stop() -> StopCommand:
             assert fleet.virtual.now() < FOR_EVER_S, "it waits for ever"
             return "run" if fleet.virtual.now() >= story.stopped_s else None
 

@@ -287,7 +287,7 @@ def test_a_run_is_found_by_its_beginning_and_as_the_latest(page: TestClient, tol
     assert get(page, "runs/latest")["run_id"] == get(page, "runs/digits")["run_id"] == told.run_id
 
 
-def test_a_run_is_paused_and_resumed_by_orders_and_what_makes_no_sense_is_refused(page: TestClient, told: Told):
+def test_a_run_is_paused_and_resumed_by_commands_and_what_makes_no_sense_is_refused(page: TestClient, told: Told):
     here = {"Origin": "http://127.0.0.1:8080"}
     told.store.record(told.run_id, [RunStatusChanged(0.5, "running", "round 2, step 2 of 3")])
     refused = page.post(f"/api/v1/runs/{told.run_id}/resume", headers=here)
@@ -296,7 +296,7 @@ def test_a_run_is_paused_and_resumed_by_orders_and_what_makes_no_sense_is_refuse
     told.store.record(told.run_id, [RunStatusChanged(1.0, "paused", "paused by a person after 1 of 3 rounds")])
     assert get(page, f"runs/{told.run_id}")["sentence"] == "Paused by a person after 1 of 3 rounds."
     assert page.post(f"/api/v1/runs/{told.run_id}/resume", headers=here).status_code == 202
-    assert [(order.kind, order.who) for order in told.store.commands.pending()] == [
+    assert [(command.kind, command.who) for command in told.store.commands.pending()] == [
         ("pause-run", "machine"), ("resume-run", "machine"),
     ]  # fmt: skip
     told.store.record(told.run_id, [RunStatusChanged(2.0, "done", "3 rounds")])
@@ -304,12 +304,12 @@ def test_a_run_is_paused_and_resumed_by_orders_and_what_makes_no_sense_is_refuse
     assert page.post(f"/api/v1/runs/{told.run_id}/burn", headers=here).status_code == 422
 
 
-def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Told):
+def test_stopping_a_run_leaves_a_command_in_the_store(page: TestClient, told: Told):
     answer = page.post("/api/v1/runs/latest/stop", headers={"Origin": "http://127.0.0.1:8080"})
     assert answer.status_code == 202
-    (order,) = told.store.commands.pending()
-    assert (order.id, order.kind, order.run_id, order.who) == (
-        answer.json()["order"],
+    (command,) = told.store.commands.pending()
+    assert (command.id, command.kind, command.run_id, command.who) == (
+        answer.json()["command"],
         "stop-run",
         told.run_id,
         "machine",

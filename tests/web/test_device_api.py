@@ -148,12 +148,12 @@ def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared
     assert (said["standing"], said["confirmed"]) == ("revoked", None)
     assert said["stays_text"] == "digits-1 rounds 1–6, 8, 10–12"
     assert [row.state for row in store.roster.rows() if row.name == "pi-02"] == ["revoked"]
-    (order,) = store.commands.pending()
-    assert (order.id, order.kind, order.who) == (said["order"], "revoke", "machine")
-    assert order.args == {"device": "pi-02", "fingerprint": row.fingerprint}
-    assert get(page, f"devices/pi-02/revocations/{order.id}")["confirmed"] is None
-    store.commands.answer(order.id, {"done": True, "rounds": {"digits-1": [1, 2]}})
-    later = get(page, f"devices/pi-02/revocations/{order.id}")
+    (command,) = store.commands.pending()
+    assert (command.id, command.kind, command.who) == (said["command"], "revoke", "machine")
+    assert command.args == {"device": "pi-02", "fingerprint": row.fingerprint}
+    assert get(page, f"devices/pi-02/revocations/{command.id}")["confirmed"] is None
+    store.commands.answer(command.id, {"done": True, "rounds": {"digits-1": [1, 2]}})
+    later = get(page, f"devices/pi-02/revocations/{command.id}")
     assert (later["confirmed"], later["stays_text"]) == (True, "digits-1 rounds 1–2")
     assert later["sentence"].startswith("pi-02 is revoked, and what was open is cleared")
     assert page.get("/api/v1/devices/pi-02/revocations/99").status_code == 404
@@ -164,15 +164,15 @@ def test_without_an_aggregator_the_row_is_enough(visit: Visit, fleet: Store, tmp
     client.post("/login", data={"code": fleet.logins.new_code()})
     said = decide(client, "cam-01", "revoke")
     assert "the next one applies it before its device API opens" in said["sentence"]
-    assert said["order"] is None
+    assert said["command"] is None
     assert fleet.commands.pending() == []
     assert "when an aggregator is running again" in decide(client, "cam-01", "approve")["sentence"]
 
 
 def test_an_approval_takes_back_a_revocation_that_nobody_has_carried_out(page: TestClient, fleet: Store):
-    order = decide(page, "cam-01", "revoke")["order"]
+    command = decide(page, "cam-01", "revoke")["command"]
     decide(page, "cam-01", "approve")
-    later = get(page, f"devices/cam-01/revocations/{order}")
+    later = get(page, f"devices/cam-01/revocations/{command}")
     assert later["sentence"] == "cam-01 was approved again before the aggregator had carried that out."
 
 
@@ -189,7 +189,7 @@ def test_a_decision_about_another_key_than_the_one_that_was_shown_is_refused(pag
 
 
 @pytest.mark.parametrize("path", ["devices/cam-01/approve", "devices/cam-01/revoke", "invitations/8/withdraw"])
-def test_only_our_own_page_may_give_such_orders(page: TestClient, visit: Visit, fleet: Store, path: str):
+def test_only_our_own_page_may_give_such_commands(page: TestClient, visit: Visit, fleet: Store, path: str):
     body = {"fingerprint": fingerprint("cam-01")}
     before = fleet.audit.last()
     assert visit().post(f"/api/v1/{path}", json=body, headers=OURS).status_code == 401

@@ -70,8 +70,8 @@ def test_a_device_is_revoked_and_the_dashboard_says_what_stays(store: Store, ope
     assert axe(page) == []
     dialog.get_by_role("button", name="Revoke it").click()
     expect(page.get_by_role("dialog")).to_contain_text("The aggregator is clearing what was open")
-    (order,) = store.commands.pending()
-    store.commands.answer(order.id, {"done": True, "rounds": {run.run_id: [1, 2, 3]}})
+    (command,) = store.commands.pending()
+    store.commands.answer(command.id, {"done": True, "rounds": {run.run_id: [1, 2, 3]}})
     expect(page.get_by_role("dialog")).to_contain_text("what was open is cleared")
     expect(page.get_by_role("dialog")).to_contain_text(f"Its updates stay in: {run.run_id} rounds 1–3.")
     page.get_by_role("button", name="Close").click()

@@ -40,8 +40,8 @@ def test_any_metric_is_smoothed_zoomed_and_put_on_a_log_scale(store: Store, serv
 def test_the_estimate_stands_beside_what_the_run_was(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
     expected = {"up_bytes": 2048, "down_bytes": 38440, "round_s": 2.0, "run_s": None}
-    order = store.commands.add(START_RUN, args={"plan": {}, "estimate": expected})
-    store.commands.answer(order, {"done": True, "run_id": run.run_id}, run.run_id)
+    command = store.commands.add(START_RUN, args={"plan": {}, "estimate": expected})
+    store.commands.answer(command, {"done": True, "run_id": run.run_id}, run.run_id)
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator("#plan")).to_be_visible()
     expect(page.locator("#estimate")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""A new run in the dashboard: its plan is checked as one types, its cost is told, and the aggregator gets an order."""
+"""A new run in the dashboard: its plan is checked as one types, its cost is told, and the aggregator gets a command."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from thinwire.core.events import RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import hold
-from thinwire.store import ROLES, MeasureRow, Order, Store
+from thinwire.store import ROLES, CommandRow, MeasureRow, Store
 from thinwire.store.device_profiles import work_key
-from thinwire.store.work_queue import MAX_WAITING
+from thinwire.store.work_queue import MAX_WAITING_RUNS
 from thinwire.web.access import LEAST
 
 HERE = {"Origin": "http://127.0.0.1:8080"}
@@ -139,12 +139,12 @@ def test_what_would_keep_a_run_waiting_is_told(page: TestClient, store: Store):
     assert checked(page, plan=PLAN)["cost"]["layout_from"] in ("of the run digits-1", "reported by 1 device")
 
 
-def test_so_many_runs_wait_and_no_further_one_is_ordered(page: TestClient, store: Store):
-    for _ in range(MAX_WAITING):
+def test_so_many_runs_wait_and_no_further_one_is_accepted(page: TestClient, store: Store):
+    for _ in range(MAX_WAITING_RUNS):
         assert page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE).status_code == 202
     refused = page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE)
     assert refused.status_code == 409
-    assert refused.json()["detail"] == f"{MAX_WAITING} runs wait in the queue"
+    assert refused.json()["detail"] == f"{MAX_WAITING_RUNS} runs wait in the queue"
     assert refused.json()["why"]
     assert refused.json()["try"]
     store.commands.answer(store.commands.pending()[0].id, {"done": False, "error": "no"})
@@ -155,22 +155,22 @@ def test_so_many_runs_wait_and_no_further_one_is_ordered(page: TestClient, store
     assert page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE).status_code == 409
 
 
-def test_an_order_to_start_is_a_row_with_the_plan_and_what_it_was_expected_to_cost(page: TestClient, store: Store):
+def test_a_command_to_start_is_a_row_with_the_plan_and_what_it_was_expected_to_cost(page: TestClient, store: Store):
     answer = page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE)
     assert answer.status_code == 202
-    [order] = store.commands.pending()
-    assert (order.kind, order.id) == ("start-run", answer.json()["order"])
-    assert order.args["plan"] == RunPlan.from_json(PLAN).to_json()
-    assert order.args["estimate"]["rounds"] == 3
-    assert page.get(f"/api/v1/orders/{order.id}").json() == {
-        "order": order.id, "done": None, "run_id": "", "detail": "", "why": "", "try": ""
+    [command] = store.commands.pending()
+    assert (command.kind, command.id) == ("start-run", answer.json()["command"])
+    assert command.args["plan"] == RunPlan.from_json(PLAN).to_json()
+    assert command.args["estimate"]["rounds"] == 3
+    assert page.get(f"/api/v1/commands/{command.id}").json() == {
+        "command": command.id, "done": None, "run_id": "", "detail": "", "why": "", "try": ""
     }  # fmt: skip
-    store.commands.answer(order.id, {"done": False, "error": "no", "why": "because", "try": "yes"})
-    assert page.get(f"/api/v1/orders/{order.id}").json()["try"] == "yes"
-    assert page.get("/api/v1/orders/99").status_code == 404
+    store.commands.answer(command.id, {"done": False, "error": "no", "why": "because", "try": "yes"})
+    assert page.get(f"/api/v1/commands/{command.id}").json()["try"] == "yes"
+    assert page.get("/api/v1/commands/99").status_code == 404
 
 
-def test_a_plan_that_cannot_run_is_not_ordered(page: TestClient, store: Store):
+def test_a_plan_that_cannot_run_is_not_accepted(page: TestClient, store: Store):
     answer = page.post("/api/v1/runs", json={"plan": with_key("local.epochs", 2)}, headers=HERE)
     assert answer.status_code == 422
     assert answer.json()["detail"] == "[local] steps and epochs are both given"
@@ -202,7 +202,7 @@ def test_a_plan_made_to_keep_the_dashboard_busy_has_its_problems_soon(page: Test
     assert 1 <= len(found["problems"]) <= 100
 
 
-def test_nothing_is_ordered_while_no_aggregator_runs(visit: Any, store: Store, tmp_path: Path):
+def test_nothing_is_started_while_no_aggregator_runs(visit: Any, store: Store, tmp_path: Path):
     client = visit(lock=tmp_path / "lock")
     client.post("/login", data={"code": store.logins.new_code()})
     answer = client.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE)
@@ -254,12 +254,12 @@ def toml(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Plan as TOML")
 
 
-def started(page: Page, store: Store) -> Order:
-    """The order that a click on the button leaves."""
-    with page.expect_response(re.compile(r"/orders/\d+$")):
+def started(page: Page, store: Store) -> CommandRow:
+    """The command that a click on the button leaves."""
+    with page.expect_response(re.compile(r"/commands/\d+$")):
         page.get_by_role("button", name="Start the run").click()
-    [order] = store.commands.pending()
-    return order
+    [command] = store.commands.pending()
+    return command
 
 
 def fill(page: Page, place: str, value: str) -> None:
@@ -283,9 +283,9 @@ def test_a_person_makes_a_plan_in_the_form_and_starts_it(store: Store, running: 
     expect(toml(page)).to_have_value('[run]\ntask = "digits"\nrounds = 3\n\n[local]\nlr = 0.5\n')
     expect(page.locator("#cost")).to_contain_text("1.20 kB a client and round")
     expect(page.locator("#cost")).to_contain_text("not known yet")
-    order = started(page, store)
+    command = started(page, store)
     run = new_run(store)
-    store.commands.answer(order.id, {"done": True, "run_id": run.run_id}, run.run_id)
+    store.commands.answer(command.id, {"done": True, "run_id": run.run_id}, run.run_id)
     expect(page.locator("h1")).to_have_text(run.run_id)
 
 
@@ -293,9 +293,9 @@ def test_a_refusal_of_the_aggregator_is_shown(store: Store, running: Shown, look
     page = look(running.url, "new")
     fill(page, "run.task", "digits")
     fill(page, "local.lr", "0.5")
-    order = started(page, store)
+    command = started(page, store)
     refusal = {"done": False, "error": "nothing is known", "why": "no device", "try": "connect one"}
-    store.commands.answer(order.id, refusal)
+    store.commands.answer(command.id, refusal)
     expect(page.get_by_role("alert")).to_contain_text("Try: connect one")
 
 

@@ -29,7 +29,7 @@ READS = (
     *(f"run-list?sort={key}&down={down}&count=1&first=1" for key in SORTS.split() for down in ("true", "false")),
     "run-list?q=DIGITS-1%20paper&status=running", "run-list?q=50%25_", "run-list?archived=true",
     "compare?runs=digits-1,digits-2", "groups", "plans/tasks", "devices", "devices/pi-04", "invitations", "refusals",
-    "alerts", "orders/1", "audit", "audit?first=1&count=2", "users", "tokens",
+    "alerts", "commands/1", "audit", "audit?first=1&count=2", "users", "tokens",
 )  # fmt: skip
 WRITES: tuple[tuple[str, Any], ...] = (
     (f"{RUN}/tags", {"add": ["paper", "50"]}), (f"{RUN}/pause", None), ("alerts/1/acknowledge", None),

@@ -153,21 +153,21 @@ def test_a_person_stops_a_run_with_two_clicks(store: Store, served: Shown, look:
     page.get_by_role("button", name="Stop").click()
     assert store.commands.pending() == []
     page.get_by_role("group", name="Stop this run?").get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("stop ordered")).to_be_visible()
-    assert [(order.kind, order.run_id) for order in store.commands.pending()] == [("stop-run", run.run_id)]
+    expect(page.get_by_text("command to stop sent")).to_be_visible()
+    assert [(command.kind, command.run_id) for command in store.commands.pending()] == [("stop-run", run.run_id)]
 
 
 def test_a_person_pauses_a_run_and_lets_it_go_on(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
     page = look(served.url, f"runs/{run.run_id}")
     page.get_by_role("button", name="Pause").click()
-    expect(page.get_by_text("pause ordered")).to_be_visible()
+    expect(page.get_by_text("command to pause sent")).to_be_visible()
     store.record(run.run_id, [RunStatusChanged(1.0, "paused", "paused by a person after 12 of 20 rounds")])
     expect(page.locator(".head .status")).to_have_text("paused")
     expect(page.get_by_text("Paused by a person after 12 of 20 rounds.")).to_be_visible()
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("resume ordered")).to_be_visible()
-    assert [order.kind for order in store.commands.pending()] == ["pause-run", "resume-run"]
+    expect(page.get_by_text("command to resume sent")).to_be_visible()
+    assert [command.kind for command in store.commands.pending()] == ["pause-run", "resume-run"]
 
 
 def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, look: Open, tmp_path: Path):

@@ -21,10 +21,10 @@ JSON = HERE | {"Content-Type": "application/json"}
 
 def test_text_that_no_answer_could_hold_is_refused(page: TestClient, store: Store):
     for plan in (with_key("run.metric", "\ud800"), {**PLAN, "\ud800": {"a": 1}}):
-        checked, ordered = (page.post(path, content=json.dumps({"plan": plan}), headers=JSON) for path in WAYS)
-        assert (checked.status_code, ordered.status_code) == (200, 422)
+        checked, started = (page.post(path, content=json.dumps({"plan": plan}), headers=JSON) for path in WAYS)
+        assert (checked.status_code, started.status_code) == (200, 422)
         [problem] = checked.json()["problems"]
-        assert problem["what"] == ordered.json()["detail"] == "the plan holds text that is not UTF-8"
+        assert problem["what"] == started.json()["detail"] == "the plan holds text that is not UTF-8"
     assert page.post(WAYS[0], content=json.dumps({"text": "# \ud800"}), headers=JSON).status_code == 422
     assert page.post(WAYS[0], content=json.dumps({"\ud800": 1}), headers=JSON).status_code == 422
     assert store.commands.pending() == []

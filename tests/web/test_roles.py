@@ -171,7 +171,7 @@ def test_a_program_s_request_needs_no_origin_and_a_browser_s_does(visitors: Visi
     assert visitors.send(stop, {"Cookie": headers["Cookie"]}).status_code == 403
     assert visitors.send(stop, headers | {"Origin": "http://evil.example"}).status_code == 403
     assert visitors.send("GET /api/v1/runs", visitors.token("viewer") | {"Host": "evil.example"}).status_code == 421
-    assert [order.who for order in visitors.store.commands.pending()] == [f"{MACHINE}, token 1"]
+    assert [command.who for command in visitors.store.commands.pending()] == [f"{MACHINE}, token 1"]
 
 
 def test_a_disabled_user_is_out_at_once_with_all_sessions_and_tokens(visitors: Visitors):

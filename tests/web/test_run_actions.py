@@ -41,14 +41,14 @@ def test_an_archived_run_leaves_the_list_and_can_be_read(page: TestClient, told:
 def test_more_rounds_are_a_command_whose_result_can_be_read(page: TestClient, told: Told):
     answer = post(page, f"runs/{told.run_id}/extend", {"rounds": 5, "sets": {"local.lr": "0.1"}})
     assert answer.status_code == 202
-    (order,) = told.store.commands.pending()
-    assert (order.kind, order.args, order.who) == (
+    (command,) = told.store.commands.pending()
+    assert (command.kind, command.args, command.who) == (
         "extend-run", {"rounds": 5, "sets": {"local.lr": "0.1"}}, "machine",
     )  # fmt: skip
-    number = answer.json()["order"]
-    assert page.get(f"/api/v1/orders/{number}").json()["done"] is None
+    number = answer.json()["command"]
+    assert page.get(f"/api/v1/commands/{number}").json()["done"] is None
     told.store.commands.answer(number, {"done": False, "error": "no", "why": "its budget is spent", "try": "another"})
-    said = page.get(f"/api/v1/orders/{number}").json()
+    said = page.get(f"/api/v1/commands/{number}").json()
     assert (said["done"], said["detail"], said["why"], said["try"]) == (False, "no", "its budget is spent", "another")
     for wrong in ({"rounds": 0}, {"rounds": 1, "sets": {"lr": "1"}}, {}):
         assert post(page, f"runs/{told.run_id}/extend", wrong).status_code == 422, wrong
@@ -60,8 +60,8 @@ def test_a_deletion_repeats_the_id_and_is_for_runs_that_are_over(page: TestClien
     answer = post(page, f"runs/{told.run_id}/delete", {"run_id": told.run_id})
     assert answer.status_code == 202
     assert post(page, f"runs/{told.run_id}/delete", {"run_id": told.run_id}).json() == answer.json(), "one command"
-    (order,) = told.store.commands.pending()
-    assert (order.kind, order.run_id) == ("delete-run", told.run_id)
+    (command,) = told.store.commands.pending()
+    assert (command.kind, command.run_id) == ("delete-run", told.run_id)
     told.store.record(told.run_id, [RunStatusChanged(1.0, "running", "round 1")])
     assert post(page, f"runs/{told.run_id}/delete", {"run_id": told.run_id}).json()["why"] == "it is running"
 
@@ -76,7 +76,7 @@ def test_a_deleted_run_is_not_found(page: TestClient, told: Told):
 def test_a_run_is_stopped_after_its_round_by_the_verb(page: TestClient, told: Told):
     told.store.record(told.run_id, [RunStatusChanged(1.0, "running", "round 1")])
     assert post(page, f"runs/{told.run_id}/stop-after-round").status_code == 202
-    assert [order.kind for order in told.store.commands.pending()] == ["stop-after-round"]
+    assert [command.kind for command in told.store.commands.pending()] == ["stop-after-round"]
 
 
 def test_the_menu_of_the_page_wants_the_name_before_it_deletes(told: Told, served: Any, look: Any):
@@ -86,12 +86,12 @@ def test_the_menu_of_the_page_wants_the_name_before_it_deletes(told: Told, serve
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("button", name="Delete")).to_be_disabled()
     dialog.get_by_label("Repeat its name").fill(told.run_id)
-    with page.expect_response(re.compile(r"/orders/\d+$")):
+    with page.expect_response(re.compile(r"/commands/\d+$")):
         dialog.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("sent to the aggregator")).to_be_visible()
-    (order,) = told.store.commands.pending()
-    assert (order.kind, order.run_id) == ("delete-run", told.run_id)
-    told.store.commands.answer(order.id, {"done": True})
+    (command,) = told.store.commands.pending()
+    assert (command.kind, command.run_id) == ("delete-run", told.run_id)
+    told.store.commands.answer(command.id, {"done": True})
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
 
 

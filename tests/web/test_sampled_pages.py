@@ -40,7 +40,7 @@ ROUTES = (
 OTHERS = {
     "/api/v1/live", "/api/v1/devices/{name}/revocations/{number}", "/api/v1/session", "/api/v1/users", "/api/v1/tokens",
     "/api/v1/audit", "/api/v1/audit.csv", "/api/v1/alerts", "/api/v1/alerts.csv", "/api/v1/plans/schema",
-    "/api/v1/plans/tasks", "/api/v1/orders/{number}", "/api/v1/runs/{run_id}/models/{version}",
+    "/api/v1/plans/tasks", "/api/v1/commands/{number}", "/api/v1/runs/{run_id}/models/{version}",
     "/api/v1/runs/{run_id}/events", "/api/v1/runs/{run_id}/events/stream",  # tests/web/test_event_feed.py compares them
 }  # fmt: skip
 """The stream has the number of `Store.changes`, which has a test of its own; the others tell of no reply of a run."""

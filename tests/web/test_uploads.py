@@ -71,7 +71,7 @@ def test_a_model_is_stored_under_a_random_name_and_usable_in_a_plan(client: Test
     assert client.post("/api/v1/plans/check", json={"plan": plan}, headers=HERE).json()["ok"]
     os.utime(file, (1.0, 1.0))
     assert client.post("/api/v1/runs", json={"plan": plan}, headers=HERE).status_code == 202
-    assert time.time() - file.stat().st_mtime < 60, "an order counts as a use"
+    assert time.time() - file.stat().st_mtime < 60, "a command counts as a use"
     for name in ("upload:0000", "upload:../../store", "upload:"):
         plan["run"]["init"] = name
         found = client.post("/api/v1/plans/check", json={"plan": plan}, headers=HERE).json()

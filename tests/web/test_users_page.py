@@ -47,7 +47,7 @@ def test_two_users_see_what_their_roles_allow_and_each_what_the_other_did(
     expect(carla.get_by_role("button", name="Stop")).to_have_count(0)
     expect(carla.get_by_role("button", name="Pause")).to_have_count(0)
     bert.get_by_role("button", name="Pause").click()
-    expect(bert.get_by_role("status").filter(has_text="pause ordered")).to_be_visible()
+    expect(bert.get_by_role("status").filter(has_text="command to pause sent")).to_be_visible()
     anna.goto(f"{served.url}/audit")
     expect(anna.locator("#log tbody tr").filter(has_text="bert").filter(has_text="pause run")).to_have_count(1)
     carla.goto(f"{served.url}/devices")

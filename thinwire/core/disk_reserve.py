@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from thinwire.core.errors import Refused
 
 RESERVE_BYTES: Final = 64 * 2**20
-FREE_BYTES: Final = 256 * 2**20  # that an upload or an ordered run leaves free, for the journal and models of others
+FREE_BYTES: Final = 256 * 2**20  # that an upload or a new run leaves free, for the journal and models of others
 SMALL: Final = 8  # of a small disk the eighth part is held back
 SPARE: Final = 2  # the disk has space again once half as much as is held back is free besides
 RESERVE, FLAG = ".reserve", ".disk-full"

@@ -74,8 +74,8 @@ class RunExtended(Event):
     goes on. `plan` is the resolved plan that holds from now on. `sets` are the keys that the person changed, in TOML's
     notation.
 
-    `order` is the number of the person's command: a command that was carried out and not answered before a crash is not
-    carried out again.
+    `command_id` is the number of the person's command. A command that was carried out and not answered before a crash
+    is not carried out again.
 
     Invariant: the devices begin again with residual 0. `first_round` is the first round whose state on devices counts.
     Devices drop older state when they get an assignment of it, and the aggregator drops updates of earlier rounds.
@@ -88,7 +88,7 @@ class RunExtended(Event):
     plan: Mapping[str, Any]
     sets: Mapping[str, str] = field(default_factory=dict)
     who: str = ""
-    order: int = 0
+    command_id: int = 0
 
     @property
     def note(self) -> Reasons:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.core.errors import ThinwireError
-from thinwire.server.context import StopOrder
-from thinwire.store import Commands, Order
+from thinwire.server.context import StopCommand
+from thinwire.store import CommandRow, Commands
 
 LOOK_S = 0.2  # shortest period between two reads of the commands
 
@@ -24,12 +24,12 @@ class CommandQueue:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._looked_at = 0.0
-        self._open: list[Order] = []
+        self._open: list[CommandRow] = []
         self._ending = False
         self._paused = set[str]()
         self._kept = set[tuple[str, str]]()
 
-    def _look(self) -> list[Order]:
+    def _look(self) -> list[CommandRow]:
         """Return the unanswered commands, read from the store at most every LOOK_S seconds."""
         if time.monotonic() - self._looked_at >= LOOK_S:
             self._open, self._looked_at = self._commands.pending(), time.monotonic()
@@ -45,13 +45,13 @@ class CommandQueue:
         if not self._ending and (found := self.about_runs("stop-service")):
             self._ending = True
             with answering():
-                for order in found:
-                    self.answer(order, {})
+                for command in found:
+                    self.answer(command, {})
         return self._ending
 
-    def stop_order(self, run_id: str) -> StopOrder:
+    def stop_command(self, run_id: str) -> StopCommand:
         """Return how a person stops this run, by the unanswered commands."""
-        kinds = {order.kind for order in self._look() if order.run_id == run_id}
+        kinds = {command.kind for command in self._look() if command.run_id == run_id}
         return "run" if "stop-run" in kinds else "after-round" if "stop-after-round" in kinds else None
 
     def paused(self, run_id: str) -> bool:
@@ -74,17 +74,17 @@ class CommandQueue:
     def refuse_resume(self, run_id: str, error: ThinwireError) -> None:
         """Answer the command to resume this run with a refusal: the run stays paused."""
         self._paused.add(run_id)
-        for order in [one for one in self._look() if (one.kind, one.run_id) == ("resume-run", run_id)]:
-            self.answer(order, error.as_result())
+        for command in [one for one in self._look() if (one.kind, one.run_id) == ("resume-run", run_id)]:
+            self.answer(command, error.as_result())
 
-    def revocations(self) -> list[Order]:
+    def revocations(self) -> list[CommandRow]:
         """Return the unanswered commands to revoke a device; `answer` answers one."""
-        return [order for order in self._look() if order.kind == "revoke"]
+        return [command for command in self._look() if command.kind == "revoke"]
 
-    def answer(self, order: Order, result: Mapping[str, Any]) -> None:
+    def answer(self, command: CommandRow, result: Mapping[str, Any]) -> None:
         """Answer a command with its result."""
-        self._commands.answer(order.id, {"done": True, **result})
-        self._open = [other for other in self._open if other.id != order.id]
+        self._commands.answer(command.id, {"done": True, **result})
+        self._open = [other for other in self._open if other.id != command.id]
 
     def keeps(self, kind: str, run_id: str) -> bool:
         """Return True from a command of this kind for this run on; it is answered at once."""
@@ -92,13 +92,13 @@ class CommandQueue:
             self._kept.add((kind, run_id))
         return (kind, run_id) in self._kept
 
-    def about_runs(self, *kinds: str) -> list[Order]:
+    def about_runs(self, *kinds: str) -> list[CommandRow]:
         """Return the unanswered commands of these kinds; `answer` answers one."""
-        return [order for order in self._look() if order.kind in kinds]
+        return [command for command in self._look() if command.kind in kinds]
 
     def answer_all(self, kind: str, run_id: str) -> bool:
         """Answer all commands of this kind for this run; return True if there was one."""
-        found = [order for order in self._look() if order.kind == kind and order.run_id == run_id]
-        for order in found:
-            self.answer(order, {})
+        found = [command for command in self._look() if command.kind == kind and command.run_id == run_id]
+        for command in found:
+            self.answer(command, {})
         return bool(found)

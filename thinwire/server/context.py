@@ -53,7 +53,7 @@ from thinwire.store.device_profiles import DeviceProfiles
 if TYPE_CHECKING:
     from thinwire.server.round_mode import RoundMode
 
-StopOrder = Literal["run", "after-round", "service"] | None
+StopCommand = Literal["run", "after-round", "service"] | None
 SHORTEST_S = 1e-6  # of a wait
 RETURN_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
 POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
@@ -73,7 +73,7 @@ class RunContext:
         home: AggregatorHome,
         clock: Clock,
         presence: ConnectedDevices,
-        stop: Callable[[], StopOrder],
+        stop: Callable[[], StopCommand],
         on_event: Callable[[Event], None],
         mode_of: Callable[[RunPlan], RoundMode],
         leases: DeviceLeases | None = None,
@@ -81,8 +81,8 @@ class RunContext:
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
         self.home, self.on_event, self._stop = home, on_event, stop
         self.leases = leases or DeviceLeases()
-        self.stopped: StopOrder = None
-        self.in_round = False  # a round is driven: an order to stop after the round waits for its close
+        self.stopped: StopCommand = None
+        self.in_round = False  # a round is driven: a command to stop after the round waits for its close
         row = store.run(run_id)
         self.identity = row.identity
         self.simulated = row.source == "sim"  # its devices are not enrolled, and their speed is not kept
@@ -179,26 +179,26 @@ class RunContext:
         self.record(RoundResumed(now, number, down_since, elapsed_s, missed_s))
         self.status("running", f"round {number} goes on")
 
-    def stop_ordered(self) -> bool:
+    def must_stop(self) -> bool:
         """Return True if a person stopped the run or the service is closing; once True it stays True."""
-        self.stopped = self.stopped or self._ordered()
+        self.stopped = self.stopped or self._stop_command()
         return self.stopped is not None
 
-    def _ordered(self) -> StopOrder:
-        """Return what is ordered now.
+    def _stop_command(self) -> StopCommand:
+        """Return how the run is to stop by now.
 
         To stop after the round means to stop, unless a round is driven, or all rounds are made.
         """
-        order = self._stop()
-        if order == "after-round":
+        command = self._stop()
+        if command == "after-round":
             return None if self.in_round or self.past.steps_made >= self.plan.run.rounds else "run"
-        return order
+        return command
 
     def closing(self) -> bool:
         """Return True if the service is closing, even if a person stopped the run before."""
-        order = self._ordered()
-        self.stopped = self.stopped or order
-        return "service" in (self.stopped, order)
+        command = self._stop_command()
+        self.stopped = self.stopped or command
+        return "service" in (self.stopped, command)
 
     def assign(self, envelopes: Sequence[Envelope]) -> None:
         """Send assignments, and remember them in case a device needs the plan or the whole model with one."""

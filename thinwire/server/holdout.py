@@ -29,7 +29,7 @@ from thinwire.core.types import Metrics
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import RunContext
 from thinwire.server.evaluation import better
-from thinwire.store import Order
+from thinwire.store import CommandRow
 
 EVALUATED = "evaluated"  # kind of the command that brings a holdout evaluation
 
@@ -82,35 +82,35 @@ class Holdout(Protocol):
         """Note that the results of these versions are in the journal."""
 
 
-class OrderedHoldout:
+class CommandedHoldout:
     """The holdout evaluations of runs that the operator's process leaves as commands (cli/aggregator/evaluate.py)."""
 
-    def __init__(self, orders: CommandQueue) -> None:
-        self._orders = orders
+    def __init__(self, commands: CommandQueue) -> None:
+        self._commands = commands
 
     def results(self, run_id: str, due: Mapping[int, ModelStored]) -> list[HoldoutResult]:
         """Return the results of versions that are due; others are answered, as they come too late."""
         found = list[HoldoutResult]()
-        for order in self._of(run_id):
+        for command in self._of(run_id):
             try:
-                result = HoldoutResult.from_json(order.args)
+                result = HoldoutResult.from_json(command.args)
             except BadPayload as error:
-                self._orders.answer(order, error.as_result())
+                self._commands.answer(command, error.as_result())
                 continue
             if result.version in due:
                 found.append(result)
             else:
-                self._orders.answer(order, {"version": result.version, "ignored": True})
+                self._commands.answer(command, {"version": result.version, "ignored": True})
         return found
 
     def settle(self, run_id: str, versions: Sequence[int]) -> None:
         """Answer the commands that brought the results of these versions."""
-        for order in self._of(run_id):
-            if order.args.get("version") in versions:
-                self._orders.answer(order, {"version": order.args["version"]})
+        for command in self._of(run_id):
+            if command.args.get("version") in versions:
+                self._commands.answer(command, {"version": command.args["version"]})
 
-    def _of(self, run_id: str) -> list[Order]:
-        return [order for order in self._orders.about_runs(EVALUATED) if order.run_id == run_id]
+    def _of(self, run_id: str) -> list[CommandRow]:
+        return [command for command in self._commands.about_runs(EVALUATED) if command.run_id == run_id]
 
 
 def is_due(plan: Sections, version: int) -> bool:

@@ -41,7 +41,7 @@ def take_first_model(running: RunContext) -> bool:
     and no disconnected device is waited for. Or ENOUGH devices have failed for good.
     """
     first, waited_s = running.past.first, 0.0
-    while not running.stop_ordered():
+    while not running.must_stop():
         assigned = first.open or _next(running)
         if assigned is None:
             waited_s += _wait(running, waited_s)
@@ -159,7 +159,7 @@ def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | 
     device, until, back_by = assigned.device, assigned.elapsed_s + assigned.deadline_s, running.elapsed + RETURN_S
     running.status("running", f"assigning the first model to {device}")
     sent, wait_s = False, 0.0
-    while not running.stop_ordered():
+    while not running.must_stop():
         for arrival in running.poll(min(wait_s, max(0.0, until - running.elapsed))):
             match arrival:
                 case ReplyHeader() if (arrival.update_id.device, arrival.assignment_id) == (

@@ -22,7 +22,7 @@ from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run_deletion import deletion_steps
 from thinwire.server.run_end import close_undriven, end_abandoned, notify
 from thinwire.server.run_extension import extend_run
-from thinwire.store import Order, RunRow, Store
+from thinwire.store import CommandRow, RunRow, Store
 
 NOTED_S = 0.5  # deliveries decide nothing, so their events may wait this long to be written; pages show them then
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live
@@ -47,12 +47,12 @@ class RecordingFleet:
     """
 
     def __init__(
-        self, fleet: Fleet, store: Store, clock: Clock, orders: CommandQueue, home: AggregatorHome | None = None,
+        self, fleet: Fleet, store: Store, clock: Clock, commands: CommandQueue, home: AggregatorHome | None = None,
         on_event: OnEvent = ignore_event,
     ) -> None:  # fmt: skip
-        self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
+        self._fleet, self._store, self._clock, self._commands = fleet, store, clock, commands
         self._on_event = on_event
-        self._revoking: list[Order] = []
+        self._revoking: list[CommandRow] = []
         self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
@@ -82,7 +82,7 @@ class RecordingFleet:
         """
         quick = False  # whether there is more to do at once
         try:
-            for step in (self._revoke, self._carry_out, self._order_runs, self._end_abandoned):
+            for step in (self._revoke, self._carry_out, self._change_ended, self._end_abandoned):
                 step()
             quick = bool(self._revoking or self._removals)
         except NotWritten as error:
@@ -140,10 +140,10 @@ class RecordingFleet:
 
     def _carry_out(self) -> None:
         """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
-        for order in self._orders.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run", EVALUATED):
-            kind, run_id = order.kind, order.run_id
+        for command in self._commands.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run", EVALUATED):
+            kind, run_id = command.kind, command.run_id
             if self._store.deleted_run(run_id) is not None:
-                self._orders.answer(order, {})
+                self._commands.answer(command, {})
                 continue
             row = self._store.run(run_id)
             others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
@@ -151,7 +151,7 @@ class RecordingFleet:
             others |= kind in ("stop-after-round", "pause-run") and self._ends_a_round(row)
             if row.status in ENDED or not others:  # else another process or a driver carries it out
                 self._change(kind, row)
-                self._orders.answer(order, {})
+                self._commands.answer(command, {})
 
     def _ends_a_round(self, row: RunRow) -> bool:
         """Return True if the run has an open round, or its last evaluation is due. Its next driver ends either.
@@ -176,25 +176,25 @@ class RecordingFleet:
         elif kind == "resume-run" and row.status == "paused":
             self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
 
-    def _order_runs(self) -> None:
+    def _change_ended(self) -> None:
         """Carry out the commands about runs that are over."""
-        for order in self._orders.about_runs("delete-run", "extend-run") if self._home is not None else ():
+        for command in self._commands.about_runs("delete-run", "extend-run") if self._home is not None else ():
             assert self._home is not None
             try:
-                (self._remove if order.kind == "delete-run" else self._extend)(order, self._home)
+                (self._remove if command.kind == "delete-run" else self._extend)(command, self._home)
             except NotWritten:
                 raise
             except Exception as error:  # would else end the service, and each next start of it
                 traceback.print_exception(error)
                 said = f"a defect of Thinwire: {type(error).__name__}: {error}"
-                self._orders.answer(order, ThinwireError(said, why="its traceback is in the log").as_result())
+                self._commands.answer(command, ThinwireError(said, why="its traceback is in the log").as_result())
 
-    def _remove(self, order: Order, home: AggregatorHome) -> None:
+    def _remove(self, command: CommandRow, home: AggregatorHome) -> None:
         """Do the next step of a command to delete a run, and answer it after the last one, or with a refusal."""
-        steps = self._removals.get(order.id)
+        steps = self._removals.get(command.id)
         if steps is None:
             drop = self._fleet.drop_uploads
-            steps = self._removals[order.id] = deletion_steps(self._store, home, order.run_id, order.who, drop)
+            steps = self._removals[command.id] = deletion_steps(self._store, home, command.run_id, command.who, drop)
         try:
             with self.with_reserve():  # what is deleted makes space
                 next(steps)
@@ -202,24 +202,24 @@ class RecordingFleet:
         except StopIteration:
             result: dict[str, Any] = {}
         except NotWritten:
-            del self._removals[order.id]
+            del self._removals[command.id]
             raise
         except ThinwireError as error:
             result = error.as_result()
-        del self._removals[order.id]
-        self._orders.answer(order, result)
+        del self._removals[command.id]
+        self._commands.answer(command, result)
 
-    def _extend(self, order: Order, home: AggregatorHome) -> None:
+    def _extend(self, command: CommandRow, home: AggregatorHome) -> None:
         """Carry out a command to give a run that is over more rounds; a refusal is the command's result."""
-        rounds, sets = int(order.args["rounds"]), dict(order.args.get("sets") or {})
+        rounds, sets = int(command.args["rounds"]), dict(command.args.get("sets") or {})
         try:
-            row = extend_run(self._store, home, order.run_id, rounds, sets, order.who, order.id, self._clock.wall)
+            row = extend_run(self._store, home, command.run_id, rounds, sets, command.who, command.id, self._clock.wall)
             result: dict[str, Any] = {"rounds": row.rounds_total}
         except NotWritten:
             raise
         except ThinwireError as error:
             result = error.as_result()
-        self._orders.answer(order, result)
+        self._commands.answer(command, result)
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""
@@ -230,15 +230,15 @@ class RecordingFleet:
 
     def _revoke(self) -> None:
         """Answer the commands to revoke of the last poll, then carry out new ones."""
-        for order in self._revoking:
-            rounds = [self._store.aggregated_rounds(device) for device in self._devices([order])]
-            self._orders.answer(order, {"rounds": dict(*rounds)})
-        self._revoking = self._orders.revocations()
+        for command in self._revoking:
+            rounds = [self._store.aggregated_rounds(device) for device in self._devices([command])]
+            self._commands.answer(command, {"rounds": dict(*rounds)})
+        self._revoking = self._commands.revocations()
         if self._revoking:
             self._store.roster.refresh()  # another process revoked them; no request may pass after `revoke_access`
         self._fleet.revoke_access(self._devices(self._revoking))
 
-    def _devices(self, orders: Sequence[Order]) -> list[str]:
+    def _devices(self, commands: Sequence[CommandRow]) -> list[str]:
         """Return the present names of the devices that these commands are about by their keys."""
-        found = (self._store.roster.by_fingerprint(str(order.args["fingerprint"])) for order in orders)
+        found = (self._store.roster.by_fingerprint(str(command.args["fingerprint"])) for command in commands)
         return [row.name for row in found if row is not None]

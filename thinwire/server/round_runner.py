@@ -80,7 +80,7 @@ class RoundRunner:
                 self._aggregated(AGGREGATION_WAIT_S)
                 self._miss(waited_for)
                 if not self.machine.closed:
-                    stopping = running.stop_ordered()
+                    stopping = running.must_stop()
                     if running.stopped == "service":
                         break  # the round stays open, and the next start resumes it
                     self.on(round_events.Stop() if stopping else round_events.Tick())

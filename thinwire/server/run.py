@@ -19,7 +19,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Failure, ReplyHeader, evaluation_id_of
 from thinwire.server.buffered_round import BufferedMode
-from thinwire.server.context import POLL_S, RunContext, StopOrder, reconnect_text
+from thinwire.server.context import POLL_S, RunContext, StopCommand, reconnect_text
 from thinwire.server.device_terms import invalid_reply
 from thinwire.server.evaluation import require_metrics
 from thinwire.server.holdout import Holdout, HoldoutWatch, due_versions
@@ -56,7 +56,7 @@ def drive(
     home: AggregatorHome,
     clock: Clock | None = None,
     presence: ConnectedDevices | None = None,
-    stop: Callable[[], StopOrder] = lambda: None,
+    stop: Callable[[], StopCommand] = lambda: None,
     paused: Paused = lambda: None,
     leases: DeviceLeases | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -112,7 +112,7 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
         _one(running, rebuild_round(one), watch)
     _await_holdout(running, watch)
     while past.steps_made < plan.run.rounds and past.scores.reached is None:
-        if past.scores.lost_patience(plan.run.patience) or running.stop_ordered():
+        if past.scores.lost_patience(plan.run.patience) or running.must_stop():
             return
         if past.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
@@ -139,7 +139,7 @@ def _await_holdout(running: RunContext, watch: HoldoutWatch | None, over: bool =
         return
     watch.record()
     began, wait_s = running.elapsed, running.plan.run.evaluate_wait_s
-    while (version := watch.waits_for(over)) is not None and not running.stop_ordered():
+    while (version := watch.waits_for(over)) is not None and not running.must_stop():
         if running.elapsed - began >= wait_s:
             watch.missed = True
             return
@@ -170,7 +170,7 @@ def _runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRu
             return one
         if paused() is not None:
             _wait_while(running, paused)
-        if running.stop_ordered():
+        if running.must_stop():
             return None
         listen(running, POLL_S)
 
@@ -205,7 +205,7 @@ def _leave(running: RunContext) -> None:
     running.mode.let_go(running)
     if away := running.returning():
         running.status("waiting", reconnect_text(away))
-    while running.returning() and not running.stop_ordered():
+    while running.returning() and not running.must_stop():
         listen(running, POLL_S)
 
 
@@ -221,10 +221,10 @@ def _gather(running: RunContext, paused: Paused) -> bool:
     while True:
         if paused() is not None:
             _wait_while(running, paused)
-            if running.stop_ordered():
+            if running.must_stop():
                 return False
         _take_turn(running)
-        if running.stop_ordered():
+        if running.must_stop():
             return False
         sentence = running.waits_for()
         if sentence is None or running.mode.can_continue(running):
@@ -235,7 +235,7 @@ def _gather(running: RunContext, paused: Paused) -> bool:
             began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
         running.status("waiting", f"{sentence}; {stop_hint(running.run_id)}" if for_ever else sentence)
-        if running.stop_ordered():
+        if running.must_stop():
             return False
         if wait_s and running.elapsed - began > wait_s:
             raise TooFewClients(
@@ -249,7 +249,7 @@ def _take_turn(running: RunContext) -> None:
     leases, run_id = running.leases, running.run_id
     while not (leases.may_decide(run_id) or leases.refusal(run_id)) and (able := running.eligibility.able()):
         leases.want(run_id, able)
-        if running.stop_ordered():
+        if running.must_stop():
             return
         listen(running, POLL_S)
 
@@ -258,7 +258,7 @@ def _wait_while(running: RunContext, paused: Paused) -> None:
     """Open no round until a person lets the run go on or stops it; replies are kept for the next round."""
     made = f"{running.past.steps_made} of {counted(running.plan.run.rounds, 'round')}"
     running.pause()
-    while (more := paused()) is not None and not running.stop_ordered():
+    while (more := paused()) is not None and not running.must_stop():
         running.status("paused", f"paused by a person after {made}{more}")
         listen(running, POLL_S)
     running.go_on()

@@ -1,4 +1,4 @@
-"""Deletes a run that is over, as a person ordered, or because it is older than the operator wants to keep.
+"""Deletes a run that is over, as a person commanded, or because it is older than the operator wants to keep.
 
 The command is a row of `store.commands` first, so a deletion that was killed is completed by the next start of the
 aggregator, or by the same command again. The order of `deletion_steps` lets no reader find a row without its file:

@@ -92,17 +92,17 @@ def end_abandoned(store: Store, home: AggregatorHome) -> None:
     """Record the end of runs whose process has died: simulations, and runs whose submission was not completed.
 
     No process resumes these runs, while an aggregator resumes a run on devices, and completes the submission of a run
-    that was ordered from it. A simulation that was to outlive its process waits, with that reason, until the same call
+    that a command started. A simulation that was to outlive its process waits, with that reason, until the same call
     goes on with it or a person stops it: there is no other process that carries out the command to stop it.
 
     A run's lock is held while its end is recorded, so that no process goes on with the run meanwhile, and no other one
     records its end as well.
     """
-    orders = store.commands.pending()
-    ordered = {one.run_id for one in orders if one.kind == START_RUN}
-    stopped = {one.run_id for one in orders if one.kind in ("stop-run", "stop-after-round")}
+    commands = store.commands.pending()
+    commanded = {one.run_id for one in commands if one.kind == START_RUN}
+    stopped = {one.run_id for one in commands if one.kind in ("stop-run", "stop-after-round")}
     for row in store.owned():
-        if row.run_id in ordered:
+        if row.run_id in commanded:
             continue
         with _dead(row, home) as process:
             if process and store.run(row.run_id).status == row.status:
@@ -158,7 +158,7 @@ def _evaluate_last(running: RunContext) -> None:
     running.status("running", f"measuring the last model on {counted(len(assignments) + len(headers), 'device')}")
     running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])
     until, open_assignments, assigned = running.elapsed + deadline, dict(assignments), len(assignments) + len(headers)
-    while open_assignments and running.elapsed < until and not running.stop_ordered():
+    while open_assignments and running.elapsed < until and not running.must_stop():
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
             if isinstance(arrival, ReplyHeader):
                 if open_assignments.get(arrival.update_id.device) == arrival.assignment_id:

@@ -1,4 +1,4 @@
-"""Gives a run that is over more rounds, as a person ordered.
+"""Gives a run that is over more rounds, as a person commanded.
 
 Versions and round numbers go on, and so does the server optimizer with its stored state. The schedule of the learning
 rate keeps the number of rounds that it had. Devices dropped their state of the run when it ended, so they begin with
@@ -50,18 +50,18 @@ SPENDING: Final = frozenset({  # of those, what the cost of a private round may 
 
 
 def extend_run(
-    store: Store, home: AggregatorHome, run_id: str, rounds: int, sets: Mapping[str, str], who: str, order: int = 0,
-    wall: Callable[[], float] = time.time,
+    store: Store, home: AggregatorHome, run_id: str, rounds: int, sets: Mapping[str, str], who: str,
+    command_id: int = 0, wall: Callable[[], float] = time.time,
 ) -> RunRow:  # fmt: skip
     """Queue a run that is over for so many more rounds, with these keys changed, and return its row.
 
-    `order` is the number of the person's command. A command that was carried out before changes nothing.
+    `command_id` is the number of the person's command. A command that was carried out before changes nothing.
 
     Raise `Refused`, `PlanError` or `BudgetSpent` with the reason if the run does not go on; nothing is changed then.
     """
     row = store.run(run_id)
-    events = [event for _, event in store.stream(row.run_id)] if order else []
-    if any(isinstance(event, RunExtended) and event.order == order for event in events):
+    events = [event for _, event in store.stream(row.run_id)] if command_id else []
+    if any(isinstance(event, RunExtended) and event.command_id == command_id for event in events):
         return row
     old = RunPlan.from_json(row.plan)
     _require_continuable(row, old, sets)
@@ -73,7 +73,7 @@ def extend_run(
     now = wall()
     event = RunExtended(
         now, plan.run.rounds, row.rounds_total, past.version, past.rounds_opened + 1, plan.to_json(), dict(sets), who,
-        order,
+        command_id,
     )  # fmt: skip
     said = f"{counted(rounds, 'more round')}, to {plan.run.rounds} in all"
     store.record(row.run_id, [*_closed(past, now), event, RunStatusChanged(now, "queued", f"queued for {said}")])
@@ -184,7 +184,7 @@ def _require_budget(store: Store, row: RunRow, plan: RunPlan, rounds: int) -> No
 def _fitting(budget: Budget, spent: Counter[Release], release: Release, most: int) -> int:
     """Return how many more of a release the budget allows after what is spent, `most` at most.
 
-    A person may order a million rounds, and all runs wait for the answer: so it takes 20 steps, not a million.
+    A person may want a million rounds, and all runs wait for the answer: so it takes 20 steps, not a million.
     """
     return bisect.bisect_left(
         range(most), True, key=lambda count: not budget.allows(spent + Counter({release: count}), release)

@@ -44,9 +44,9 @@ from thinwire.core.statedir import MB, AggregatorHome
 from thinwire.privacy.messages import max_bytes
 from thinwire.server import command_queue
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.context import POLL_S, StopOrder
+from thinwire.server.context import POLL_S, StopCommand
 from thinwire.server.dispatcher import Dispatcher, FullDisk
-from thinwire.server.holdout import OrderedHoldout
+from thinwire.server.holdout import CommandedHoldout
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.recording_fleet import OnEvent, RecordingFleet, ignore_event
@@ -230,11 +230,11 @@ class Service:
 
     def __post_init__(self) -> None:
         store, clock = self.store, self.clock
-        self.orders, self.leases = CommandQueue(store.commands), DeviceLeases(self.max_runs)
+        self.commands, self.leases = CommandQueue(store.commands), DeviceLeases(self.max_runs)
         postponed = partial(self.on_event, "")
         self.retention = None if self.keep_days is None else Retention(store, clock, self.keep_days, postponed)
         self.disk = FullDisk(store, clock, self.reserve, self.closing)
-        self.noted = RecordingFleet(self.fleet, store, clock, self.orders, self.home, self.on_event)
+        self.noted = RecordingFleet(self.fleet, store, clock, self.commands, self.home, self.on_event)
         self.dispatcher = Dispatcher(self.noted, store, clock, self.leases, self._ended, self.disk)
         self.noted.driven, self.noted.presence = self.dispatcher.drivers, self.dispatcher.presence
         self.noted.on_full, self.noted.with_reserve = self.disk.fill_up, self.disk.with_reserve
@@ -255,7 +255,7 @@ class Service:
                         continue
                     if self.clock.now() - looked_at >= command_queue.LOOK_S or not self.dispatcher.drivers:
                         looked_at = self.clock.now()
-                        if new := self.orders.about_runs(START_RUN):
+                        if new := self.commands.about_runs(START_RUN):
                             starter.step(new)
                         if self.retention is not None:
                             self.retention.step()
@@ -269,7 +269,7 @@ class Service:
 
     def closing(self) -> bool:
         """Return True if the service is to end."""
-        return self.ending.is_set() or self.orders.stop_service(self.disk.with_reserve)
+        return self.ending.is_set() or self.commands.stop_service(self.disk.with_reserve)
 
     def _admit(self) -> None:
         """Start the runs of the queue that may go on beside the others; the first that does not fit ends the look."""
@@ -284,21 +284,21 @@ class Service:
             self._start(row.run_id)
 
     def _start(self, run_id: str) -> None:
-        def stop() -> StopOrder:
-            return "service" if self.closing() else self.orders.stop_order(run_id)
+        def stop() -> StopCommand:
+            return "service" if self.closing() else self.commands.stop_command(run_id)
 
         said: str | None = None
 
         def paused() -> str | None:
             nonlocal said
-            if self.orders.paused(run_id):
+            if self.commands.paused(run_id):
                 said = said or ""
             elif said is not None:
                 try:
                     require_allowed(self.store, self.home, run_id)
                     said = None
                 except UnreadableSettings as error:
-                    self.orders.refuse_resume(run_id, error)
+                    self.commands.refuse_resume(run_id, error)
                     said = f"; {not_resumed(run_id, error)}"
             return said
 
@@ -307,10 +307,10 @@ class Service:
             drive(
                 run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, presence=here, stop=stop,
                 leases=self.leases, paused=paused, on_event=partial(self.on_event, run_id),
-                holdout=OrderedHoldout(self.orders),
+                holdout=CommandedHoldout(self.commands),
             )  # fmt: skip
 
-        self.orders.unpause(run_id)
+        self.commands.unpause(run_id)
         self.dispatcher.start(run_id, driver)
 
     def _ended(self, run_id: str, error: BaseException | None) -> None:

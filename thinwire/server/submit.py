@@ -1,14 +1,14 @@
 """Submission checks the plan, stores the run and its initial model, and queues the run for the service.
 
-`submit` is called by `thinwire run`, by simulations, and by the aggregator itself for a run that a person orders
-through the dashboard (`RunStarter`). Such an order is a row of `store.commands` with the plan, so it survives a crash.
+`submit` is called by `thinwire run`, by simulations, and by the aggregator itself for a run that a person commands
+through the dashboard (`RunStarter`). Such a command is a row of `store.commands` with the plan, so it survives a crash.
 The aggregator imports no task code: the layout is the one that devices report or that an earlier run had
 (store/task_layouts.py). The first model comes from another run, from a file that `aggregator.toml` allows, from an
 upload, or from a device.
 
-Invariant: an order makes one run, or none if it is refused. It names the run in the transaction that makes the run's
+Invariant: a command makes one run, or none if it is refused. It names the run in the transaction that makes the run's
 row, and is answered in the one that queues the run. After a crash between them the next start of the service carries
-the order out again, and completes the same run.
+the command out again, and completes the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from thinwire.core.types import Fixed, Vector
 from thinwire.server.aggregator import require_values
 from thinwire.server.model_files import model_of_run, read_model_file
 from thinwire.server.model_store import Versions
-from thinwire.store import START_RUN, Order, Store
+from thinwire.store import START_RUN, CommandRow, Store
 from thinwire.store.device_profiles import DeviceProfiles, update_bytes, work_key, workload
 from thinwire.store.task_layouts import known_task
 
@@ -64,14 +64,14 @@ def submit(
     owned: contextlib.ExitStack | None = None,
     fixed: Fixed | None = None,
     name: str = "",
-    order: int = 0,
+    command_id: int = 0,
 ) -> str:
     """Check everything, store the initial model, queue the run, and return its id.
 
     With `[run] init = "device"` there is no initial model yet: only the layout and the fixed buffers are used. `owned`
     is for a caller that executes the run itself: it holds the run's lock for that time. `name` is shown to people.
-    The command `order`, which made the run, is answered when the run gets its place in the queue. If the plan begins
-    with the model of another run, it names that run by its whole id from here on, because devices read it too.
+    The command `command_id`, which made the run, is answered when the run gets its place in the queue. If the plan
+    begins with the model of another run, it names that run by its whole id from here on, because devices read it too.
 
     A crash meanwhile leaves a row with status `preparing`. A command is carried out again and completes that run. A run
     without one never starts, and `end_abandoned` closes it.
@@ -94,7 +94,7 @@ def submit(
     if plan.run.init != "device":
         require_values(params)
     with contextlib.ExitStack() as meanwhile:
-        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name, order=order)
+        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name, command_id=command_id)
         folder, now = home.run(run_id), time.time()
         (owned or meanwhile).enter_context(own(home.owner(run_id)))
         versions, stored = Versions(folder, travels, home.durable), list[Event]()
@@ -102,7 +102,7 @@ def submit(
         if plan.run.init != "device":
             first = np.concatenate([params, np.zeros(travels.size - layout.size, np.float32)])
             stored.append(versions.write(0, first, buffers, counters, now))
-        store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")], order=order)
+        store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")], command_id=command_id)
     return run_id
 
 
@@ -149,7 +149,7 @@ class UnreadableSettings(PlanError):
 
 @dataclass(frozen=True)
 class FirstModel:
-    """The first model of an ordered run; `params` is empty if a device makes it."""
+    """The first model of a run that a command starts; `params` is empty if a device makes it."""
 
     layout: Layout
     report: TaskReport
@@ -160,7 +160,7 @@ class FirstModel:
 
 
 class RunStarter:
-    """Carries out the orders to start a run, one after the other in a thread of its own: a model may be large."""
+    """Carries out the commands to start a run, one after the other in a thread of its own: a model may be large."""
 
     def __init__(self, store: Store, home: AggregatorHome) -> None:
         self._store, self._home = store, home
@@ -168,47 +168,47 @@ class RunStarter:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="run-starter")
         self._closing = threading.Event()
 
-    def step(self, orders: Sequence[Order]) -> None:
-        """Begin to carry out the orders that are new."""
-        for order in orders:
-            if order.id not in self._taken:
-                self._taken.add(order.id)
-                self._worker.submit(self._carry_out, order)
+    def step(self, commands: Sequence[CommandRow]) -> None:
+        """Begin to carry out the commands that are new."""
+        for command in commands:
+            if command.id not in self._taken:
+                self._taken.add(command.id)
+                self._worker.submit(self._carry_out, command)
 
     def close(self) -> None:
-        """End the thread; the orders that it has not begun are carried out after the next start."""
+        """End the thread; the commands that it has not begun are carried out after the next start."""
         self._closing.set()
         self._worker.shutdown(wait=True, cancel_futures=True)
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, command: CommandRow) -> None:
         if self._closing.is_set():
             return
         try:
-            start(self._store, self._home, order)
+            start(self._store, self._home, command)
         except ThinwireError as error:
             refused = error
-        except Exception as error:  # a defect of ours ends this order, and not the service
+        except Exception as error:  # a defect of ours ends this command, and not the service
             said = f"a defect of Thinwire: {type(error).__name__}: {error}"
             refused = ThinwireError("the run was not started", said)
         else:
             return
-        self._store.commands.answer(order.id, refused.as_result())
+        self._store.commands.answer(command.id, refused.as_result())
 
 
-def start(store: Store, home: AggregatorHome, order: Order) -> str:
-    """Make the run of an order, queue it and return its id; raise a `ThinwireError` if it is refused."""
-    plan = prepared(RunPlan.from_json(order.args["plan"]))
+def start(store: Store, home: AggregatorHome, command: CommandRow) -> str:
+    """Make the run of a command, queue it and return its id; raise a `ThinwireError` if it is refused."""
+    plan = prepared(RunPlan.from_json(command.args["plan"]))
     _require_allowed(plan, home)
     made = first_model(store, home, plan)
     require_space(home.root, made.layout.size * FLOAT_BYTES)
     return submit(
         store, home, plan, made.layout, made.params, made.buffers, made.counters, made.report, fixed=made.fixed,
-        order=order.id,
+        command_id=command.id,
     )  # fmt: skip
 
 
 def require_allowed(store: Store, home: AggregatorHome, run_id: str) -> None:
-    """Raise `PlanError` if a run that was ordered names code that `aggregator.toml` does not allow any more.
+    """Raise `PlanError` if a run that a command started names code that `aggregator.toml` does not allow any more.
 
     It is called before a run begins or goes on, and so before any of that code is imported. A run that a person typed
     on the machine may name any code. The file of a first model is not looked at: the run has read it.

@@ -43,7 +43,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.context import StopOrder
+from thinwire.server.context import StopCommand
 from thinwire.server.policy.cohort import fewest_to_begin, wait_reason
 from thinwire.server.run import drive
 from thinwire.server.submit import submit, with_whole_id
@@ -232,12 +232,12 @@ def run_sim(
                 owned=stack, fixed=made.fixed,
             )  # fmt: skip
         on_begin(run_id)
-        orders = CommandQueue(store.commands)
+        commands = CommandQueue(store.commands)
 
-        def stop() -> StopOrder:
-            if orders.answer_all("stop-run", run_id):
+        def stop() -> StopCommand:
+            if commands.answer_all("stop-run", run_id):
                 return "run"
-            return "after-round" if orders.keeps("stop-after-round", run_id) else None
+            return "after-round" if commands.keeps("stop-after-round", run_id) else None
 
         spool: FileSpool = kept.spool(run_id) if kept else HeldSpool(temporary / "spool")
         clock, turn_after = where_it_stood(store, spool, run_id)
@@ -371,7 +371,7 @@ def run_scripted(
     store: Store,
     home: AggregatorHome,
     params: Vector | None = None,
-    stop: Callable[[], StopOrder] = lambda: None,
+    stop: Callable[[], StopCommand] = lambda: None,
 ) -> str:
     """Submit a plan, execute it to its end on this fleet and its clock, and return the run's id.
 

@@ -7,10 +7,10 @@ from thinwire.store.privacy_ledger import PrivacyRow
 from thinwire.store.read_models import (
     LINK_KINDS,
     ClientRow,
+    CommandRow,
     DeviceInfo,
     MeasureRow,
     ModelRow,
-    Order,
     PhaseRow,
     PointRow,
     RoundRow,
@@ -20,7 +20,7 @@ from thinwire.store.read_models import (
 )
 from thinwire.store.sessions import MACHINE, ROLES, Person
 from thinwire.store.spool import FileSpool
-from thinwire.store.store import RunOrder, Store
+from thinwire.store.store import RunCommand, Store
 from thinwire.store.tokens import TokenRow
 from thinwire.store.users import UserRow
 from thinwire.store.work_queue import START_RUN, Commands
@@ -33,6 +33,7 @@ __all__ = [
     "AlertRow",
     "AuditRow",
     "ClientRow",
+    "CommandRow",
     "Commands",
     "Condition",
     "DeviceAction",
@@ -42,14 +43,13 @@ __all__ = [
     "Invited",
     "MeasureRow",
     "ModelRow",
-    "Order",
     "Person",
     "PhaseRow",
     "PointRow",
     "PrivacyRow",
     "RefusalNote",
     "RoundRow",
-    "RunOrder",
+    "RunCommand",
     "RunRow",
     "Store",
     "TokenRow",

@@ -119,10 +119,10 @@ class AuditLog:
         of = Action.c
         actions = select(of.at, of.who, of.what, of.device.label("about"), of.detail, of.id.label("number"))
         empty, number = literal("").label("detail"), Command.c.id.label("number")
-        orders = select(
+        commands = select(
             Command.c.at, Command.c.who, Command.c.kind.label("what"), Command.c.run_id.label("about"), empty, number
         )
-        both = union_all(actions, orders.where(Command.c.kind.not_in(("revoke", "evaluated")))).subquery()
+        both = union_all(actions, commands.where(Command.c.kind.not_in(("revoke", "evaluated")))).subquery()
         order = (both.c.at.desc(), both.c.number.desc())
         wanted = select(*(both.c[name] for name in AuditRow.__dataclass_fields__)).order_by(*order)
         with self._database.reading() as connection:

@@ -224,18 +224,18 @@ class Recorder:
 
     def record(
         self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = (), snapshot: str = "",
-        order: int = 0,
+        command_id: int = 0,
     ) -> None:  # fmt: skip
         """Append a run's noted events, then `events`; apply them to the read tables, and store the measurements.
 
-        A `snapshot` is the run's state after all earlier events. The command `order`, which made the run, is answered
-        in the same transaction. Raise `DataLost` on an error of the database, after waiting for space as `PATIENCE`
-        says.
+        A `snapshot` is the run's state after all earlier events. The command `command_id`, which made the run, is
+        answered in the same transaction. Raise `DataLost` on an error of the database, after waiting for space as
+        `PATIENCE` says.
         """
-        patiently(lambda: self._record(run_id, events, measured, snapshot, order))
+        patiently(lambda: self._record(run_id, events, measured, snapshot, command_id))
 
     def _record(
-        self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow], snapshot: str, order: int
+        self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow], snapshot: str, command_id: int
     ) -> None:
         if (gathered := self._gathered.get(run_id)) is not None:
             gathered += events
@@ -262,9 +262,9 @@ class Recorder:
             for event in events:
                 projection.apply(event)
             projection.finish()
-            if order:
+            if command_id:
                 made = {"result": {"done": True, "run_id": run_id}, "run_id": run_id, "answered_at": events[-1].at}
-                unanswered = update(Command).where(Command.c.id == order, Command.c.answered_at.is_(None))
+                unanswered = update(Command).where(Command.c.id == command_id, Command.c.answered_at.is_(None))
                 connection.execute(unanswered.values(made))
         self._loose[run_id], self._known[run_id] = loose + len(events), projection.known
         self._noted.pop(run_id, None)

@@ -364,8 +364,8 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True)
-class Order:
-    """Holds a user's command."""
+class CommandRow:
+    """Holds what a person left for the aggregator's service: to stop a run, to revoke a device."""
 
     id: int
     kind: str

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
 
-RunOrder = Literal["stop", "stop-after-round", "pause", "resume"]
+RunCommand = Literal["stop", "stop-after-round", "pause", "resume"]
 IDENTITY_BYTES = 8  # random; the probability that two of a million runs share one is 3e-8
 
 
@@ -102,11 +102,11 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
 
     def create_run(
         self, task: str, plan: RunPlan, layout: Layout, task_report: TaskReport, *, source: Source = "devices",
-        name: str = "", order: int = 0,
+        name: str = "", command_id: int = 0,
     ) -> str:  # fmt: skip
         """Create a run `TASK-N` with the status `preparing`, and return its id.
 
-        The command `order` names the run from then on. If a process died before it queued that run, the next call
+        The command `command_id` names the run from then on. If a process died before it queued that run, the next call
         prepares the same run again; it raises `Refused` if a person has stopped the run.
 
         Invariant: an id is never given again, because the row of a deleted run stays.
@@ -117,7 +117,7 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
             "rounds_total": plan.run.rounds, "name": name,
         }  # fmt: skip
         with self._database.writing() as connection:
-            if run_id := _prepared(connection, order):
+            if run_id := _prepared(connection, command_id):
                 connection.execute(update(Run).where(Run.c.run_id == run_id), row)
                 return run_id
             number = int(connection.scalar(select(func.max(Run.c.task_number)).where(Run.c.task == task)) or 0) + 1
@@ -125,11 +125,11 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
             identity = secrets.token_hex(IDENTITY_BYTES) if source == "devices" else ""
             own = {"run_id": run_id, "task": task, "task_number": number, "identity": identity}
             connection.execute(insert(Run), row | own)
-            if order:
-                connection.execute(update(Command).where(Command.c.id == order), {"run_id": run_id})
+            if command_id:
+                connection.execute(update(Command).where(Command.c.id == command_id), {"run_id": run_id})
         return run_id
 
-    def order(self, verb: RunOrder, run_id: str, who: str = "operator") -> int:
+    def command_run(self, verb: RunCommand, run_id: str, who: str = "operator") -> int:
         """Leave a command about a run for the aggregator, and return its number.
 
         Raise `Refused` if a run that is over, simulated or not handed over yet is to be paused or resumed, and if a run
@@ -184,14 +184,16 @@ class Store(RunQueries, RunQueue, JournalReader, Recorder, KeptRuns):
         return found
 
 
-def _prepared(connection: Connection, order: int) -> str:
+def _prepared(connection: Connection, command_id: int) -> str:
     """Return the run that an earlier process began to prepare for a command; "" if there is none."""
     made = (
-        select(Run.c.run_id, Run.c.status).join(Command, Command.c.run_id == Run.c.run_id).where(Command.c.id == order)
+        select(Run.c.run_id, Run.c.status)
+        .join(Command, Command.c.run_id == Run.c.run_id)
+        .where(Command.c.id == command_id)
     )
     found = connection.execute(made).first()
     if found is None:
         return ""
     if found.status != "preparing":
-        raise Refused(f"{found.run_id} is {found.status}", "it ended before it was in the queue", "order another run")
+        raise Refused(f"{found.run_id} is {found.status}", "it ended before it was in the queue", "start another run")
     return str(found.run_id)

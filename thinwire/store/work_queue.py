@@ -15,11 +15,11 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.fleet import TaskReport
 from thinwire.store.database import Database, columns_of
-from thinwire.store.read_models import Order, RunRow
+from thinwire.store.read_models import CommandRow, RunRow
 from thinwire.store.tables import Command, Run
 
 START_RUN = "start-run"  # the command with a plan from which the aggregator makes a run
-MAX_WAITING = 20  # runs that are ordered or queued before a further order is refused
+MAX_WAITING_RUNS = 20  # runs that wait for their start or in the queue before a further start is refused
 
 _PENDING = (
     select(Command.c.id, Command.c.kind, Command.c.run_id, Command.c.args, Command.c.who, Command.c.at)
@@ -43,39 +43,39 @@ class Commands:
         with self._database.writing() as connection:
             return int(connection.execute(insert(Command).values(row).returning(Command.c.id)).scalar_one())
 
-    def order_run(self, args: Mapping[str, Any], who: str) -> int:
-        """Add a command to start a run; raise `Refused` if `MAX_WAITING` are ordered and have not begun."""
+    def add_start(self, args: Mapping[str, Any], who: str) -> int:
+        """Add a command to start a run; raise `Refused` if `MAX_WAITING_RUNS` have not begun."""
         row = {"kind": START_RUN, "run_id": "", "args": dict(args), "who": who, "at": self._clock.wall()}
-        ordered = select(func.count()).where(Command.c.kind == START_RUN, Command.c.answered_at.is_(None))
+        starts = select(func.count()).where(Command.c.kind == START_RUN, Command.c.answered_at.is_(None))
         waiting = Run.c.status.in_(("preparing", "queued")) & (Run.c.source == "devices")
         with self._database.writing() as connection:
-            there = sum(int(connection.scalar(each) or 0) for each in (ordered, select(func.count()).where(waiting)))
-            if there >= MAX_WAITING:
+            there = sum(int(connection.scalar(each) or 0) for each in (starts, select(func.count()).where(waiting)))
+            if there >= MAX_WAITING_RUNS:
                 raise Refused(
-                    f"{there} runs wait in the queue", f"no further ones are ordered while {MAX_WAITING} wait",
+                    f"{there} runs wait in the queue", f"no further ones are accepted while {MAX_WAITING_RUNS} wait",
                     "stop some of them, or wait until some have begun",
                 )  # fmt: skip
             return int(connection.execute(insert(Command).values(row).returning(Command.c.id)).scalar_one())
 
-    def pending(self) -> list[Order]:
+    def pending(self) -> list[CommandRow]:
         """Return the commands without a result, oldest first."""
         with self._database.reading() as connection:
-            return [Order(**row) for row in connection.execute(_PENDING).mappings()]
+            return [CommandRow(**row) for row in connection.execute(_PENDING).mappings()]
 
-    def pending_of(self, kind: str, run_id: str) -> Order | None:
+    def pending_of(self, kind: str, run_id: str) -> CommandRow | None:
         """Return the oldest command of this kind for this run that has no result yet; None without one."""
         return next((one for one in self.pending() if (one.kind, one.run_id) == (kind, run_id)), None)
 
-    def answer(self, order_id: int, result: Mapping[str, Any], run_id: str = "") -> None:
+    def answer(self, command_id: int, result: Mapping[str, Any], run_id: str = "") -> None:
         """Store a command's result, and the run that it made.
 
         The first result stays, so a command that was executed twice has one result.
         """
-        first = update(Command).where(Command.c.id == order_id, Command.c.answered_at.is_(None))
+        first = update(Command).where(Command.c.id == command_id, Command.c.answered_at.is_(None))
         values = {"result": dict(result), "answered_at": self._clock.wall(), **({"run_id": run_id} if run_id else {})}
         with self._database.writing() as connection:
             if connection.execute(first, values).rowcount == 0:
-                _must_be(connection.scalar(select(Command.c.id).where(Command.c.id == order_id)), order_id)
+                _must_be(connection.scalar(select(Command.c.id).where(Command.c.id == command_id)), command_id)
 
     def args_of(self, kind: str, run_id: str) -> dict[str, Any]:
         """Return the arguments of the first command of this kind about a run; {} if there was none."""
@@ -83,17 +83,17 @@ class Commands:
         with self._database.reading() as connection:
             return dict(connection.scalar(wanted.limit(1)) or {})
 
-    def result(self, order_id: int) -> dict[str, Any] | None:
+    def result(self, command_id: int) -> dict[str, Any] | None:
         """Return a command's result, or None while it is pending; raise `NotFound` for an unknown number."""
         with self._database.reading() as connection:
-            found = connection.execute(select(Command.c.id, Command.c.result).where(Command.c.id == order_id)).first()
-        _must_be(found, order_id)
+            found = connection.execute(select(Command.c.id, Command.c.result).where(Command.c.id == command_id)).first()
+        _must_be(found, command_id)
         return None if found is None else found.result
 
 
-def _must_be(found: object, order_id: int) -> None:
+def _must_be(found: object, command_id: int) -> None:
     if found is None:
-        raise NotFound(f"no order {order_id}")
+        raise NotFound(f"no command {command_id}")
 
 
 _LINE = (

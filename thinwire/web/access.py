@@ -91,7 +91,7 @@ LEAST: Final[Mapping[str, str | Least]] = {
     "POST /api/v1/runs/{run_id}/unarchive": "operator",
     "POST /api/v1/runs/{run_id}/extend": "operator",
     "POST /api/v1/runs/{run_id}/delete": Least("admin", recent=True),
-    "GET /api/v1/orders/{number}": "viewer",
+    "GET /api/v1/commands/{number}": "viewer",
     "GET /api/v1/alerts": "viewer",
     "GET /api/v1/alerts.csv": "viewer",
     "POST /api/v1/alerts/{number}/acknowledge": "operator",

@@ -106,8 +106,8 @@ def revoke(
     store: StoreDep, settings: SettingsDep, name: DeviceName, compared: models.ShownFingerprint, who: Who
 ) -> models.Decided:  # fmt: skip
     """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
-    order = store.revoke_device(name, who, compared.fingerprint, lambda: may_serve(settings.lock))
-    return _revoke_access(store, settings, name, order)
+    command = store.revoke_device(name, who, compared.fingerprint, lambda: may_serve(settings.lock))
+    return _revoke_access(store, settings, name, command)
 
 
 @router.get("/devices/{name}/revocations/{number}")
@@ -117,13 +117,13 @@ def revocation(store: StoreDep, settings: SettingsDep, name: DeviceName, number:
     return _revoke_access(store, settings, name, number)
 
 
-def _revoke_access(store: Store, settings: Settings, name: str, order: int | None) -> models.Decided:
-    result = store.commands.result(order) if order is not None else None
+def _revoke_access(store: Store, settings: Settings, name: str, command: int | None) -> models.Decided:
+    result = store.commands.result(command) if command is not None else None
     confirmed = bool(result.get("done")) if result is not None else None
     rounds = dict(store.aggregated_rounds(name) if not result or "rounds" not in result else result["rounds"])
     return models.Decided(
-        device=name, standing="revoked", order=order, confirmed=confirmed,
-        sentence=say.revoke_access(name, aggregator(settings.lock)[0] if order is not None else "gone", confirmed),
+        device=name, standing="revoked", command=command, confirmed=confirmed,
+        sentence=say.revoke_access(name, aggregator(settings.lock)[0] if command is not None else "gone", confirmed),
         stays=tuple(models.Stays(run_id=run_id, rounds=numbers) for run_id, numbers in rounds.items()),
         stays_text=say.stays(rounds),
     )  # fmt: skip

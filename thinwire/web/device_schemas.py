@@ -175,14 +175,14 @@ class ShownFingerprint(Answer):
 class Decided(Answer):
     """The result of an approval or a revocation.
 
-    `order` is the number of the command, by which to read whether the aggregator has carried it out. `confirmed` is
+    `command` is the number of the command, by which to read whether the aggregator has carried it out. `confirmed` is
     null while that is unknown. `stays` lists the aggregated updates of a revoked device.
     """
 
     device: str
     standing: str
     sentence: str
-    order: int | None = None
+    command: int | None = None
     confirmed: bool | None = None
     stays: tuple[Stays, ...] = ()
     stays_text: str = ""

@@ -1,6 +1,6 @@
-"""The routes of a new run: the plan's schema, its check as a person types it, and the order to start it.
+"""The routes of a new run: the plan's schema, its check as a person types it, and the command to start it.
 
-A check has no side effects. An order is a row of `store.commands`; the aggregator makes the run and answers.
+A check has no side effects. A command is a row of `store.commands`; the aggregator makes the run and answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thinwire.store import DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
 from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.schemas import Answer, Body, Ordered
+from thinwire.web.schemas import Answer, Body, LeftCommand
 from thinwire.web.settings import may_serve
 from thinwire.web.uploads import Uploads
 
@@ -125,8 +125,8 @@ class Planning:
         cost = estimate(found.plan, known, there, measures) if found.plan is not None and found.ok else None
         return _checked(found, _notes(found.plan, known, there) if found.plan else [], cost)
 
-    def order(self, plan: dict[str, Any], who: str) -> int:
-        """Leave an order to start a run of this plan, and return its number; raise `PlanError` if it is refused."""
+    def leave_start(self, plan: dict[str, Any], who: str) -> int:
+        """Leave a command to start a run of this plan, and return its number; raise `PlanError` if it is refused."""
         found = self._with_upload(check_values(plan, self.owner_file.allow), use=True)
         if found.plan is None or not found.ok:
             first = found.problems[0]
@@ -135,7 +135,7 @@ class Planning:
         known, there, measures = self._of_task(found.plan.run.task)
         expected = estimate(found.plan, known, there, measures).summary()
         args = {"plan": found.plan.to_json(), "estimate": expected}
-        return self._store.commands.order_run(args, who)
+        return self._store.commands.add_start(args, who)
 
     def _with_upload(self, found: PlanCheck, use: bool = False) -> PlanCheck:
         """Add a problem to a plan whose uploaded model is not there; with `use` the file counts as used now."""
@@ -229,8 +229,8 @@ async def check(planning: PlanningDep, given: Given) -> PlanChecked:
 
 
 @router.post("/runs", status_code=202)
-async def begin(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> Ordered:
-    """Order a run of a plan; the aggregator makes it, and `/orders/{number}` tells its id or the refusal."""
+async def begin(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> LeftCommand:
+    """Command a run of a plan; the aggregator makes it, and `/commands/{number}` tells its id or the refusal."""
     if not may_serve(settings.lock):
-        raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
-    return Ordered(order=await planning.in_turn(partial(planning.order, new.plan, who)))
+        raise Refused("no aggregator is running", "it makes the runs and drives them", "thinwire aggregator start")
+    return LeftCommand(command=await planning.in_turn(partial(planning.leave_start, new.plan, who)))

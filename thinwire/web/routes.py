@@ -29,7 +29,7 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.formatting import csv_cell
 from thinwire.core.statedir import SWEEPS
 from thinwire.reports.sweep_results import groups
-from thinwire.store import RunOrder
+from thinwire.store import RunCommand
 from thinwire.web import round_schemas, schemas
 from thinwire.web.access import API, ReaderDep, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.client_queries import ShownKey
@@ -194,9 +194,9 @@ def view(
 
 
 @router.post("/runs/{run_id}/{verb}", status_code=202)
-def order(store: StoreDep, run_id: RunId, verb: RunOrder, who: Who) -> schemas.Ordered:
-    """Order the aggregator to pause, resume or stop a run."""
-    return schemas.Ordered(order=store.order(verb, run_id, who))
+def command_run(store: StoreDep, run_id: RunId, verb: RunCommand, who: Who) -> schemas.LeftCommand:
+    """Command the aggregator to pause, resume or stop a run."""
+    return schemas.LeftCommand(command=store.command_run(verb, run_id, who))
 
 
 @router.get("/live", response_class=StreamingResponse)

@@ -1,7 +1,7 @@
 """The routes by which a person acts on a run that is over, or puts it in order: tags, archive, more rounds, deletion.
 
 Tags and the archive take effect at once. More rounds and a deletion are commands in the store: the aggregator carries
-them out, and `orders/{number}` has the result. (Pause, resume and stop: web/routes.py.)
+them out, and `commands/{number}` has the result. (Pause, resume and stop: web/routes.py.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thinwire.store import RunRow, Store
 from thinwire.web.access import API, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, RunId
-from thinwire.web.schemas import Answer, Body, Ordered
+from thinwire.web.schemas import Answer, Body, LeftCommand
 
 MAX_ROUNDS = 1_000_000
 Tag = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
@@ -52,10 +52,10 @@ class Kept(Answer):
     archived: bool
 
 
-class OrderProgress(Answer):
+class CommandProgress(Answer):
     """Holds the progress of a command: `done` is null until it is answered; `run_id` is the run that it made."""
 
-    order: int
+    command: int
     done: bool | None
     run_id: str = ""
     detail: str = ""
@@ -93,32 +93,32 @@ def _archived(store: Store, run_id: str, is_archived: bool, who: str) -> Kept:
 
 
 @router.post("/runs/{run_id}/extend", status_code=202)
-def extend(store: StoreDep, run_id: RunId, wanted: Extension, who: Who) -> Ordered:
-    """Order more rounds of a run that is over."""
+def extend(store: StoreDep, run_id: RunId, wanted: Extension, who: Who) -> LeftCommand:
+    """Command more rounds of a run that is over."""
     row = ended(store.run(run_id), "gets no more rounds")
-    return Ordered(order=store.commands.add("extend-run", row.run_id, wanted.model_dump(), who))
+    return LeftCommand(command=store.commands.add("extend-run", row.run_id, wanted.model_dump(), who))
 
 
 @router.post("/runs/{run_id}/delete", status_code=202)
-def delete(store: StoreDep, run_id: RunId, wanted: Deletion, who: Who) -> Ordered:
+def delete(store: StoreDep, run_id: RunId, wanted: Deletion, who: Who) -> LeftCommand:
     """Delete a run that is over; the body repeats its id."""
     row = ended(store.run(run_id), "is not deleted")
     if wanted.run_id != row.run_id:
         why = f"the body repeats {wanted.run_id!r}"
         raise Refused(f"{row.run_id} is not deleted", why=why, hint=f"repeat its id: {row.run_id}")
     known = store.commands.pending_of("delete-run", row.run_id)
-    return Ordered(order=known.id if known else store.commands.add("delete-run", row.run_id, who=who))
+    return LeftCommand(command=known.id if known else store.commands.add("delete-run", row.run_id, who=who))
 
 
-@router.get("/orders/{number}")
-def order_progress(store: StoreDep, number: Number) -> OrderProgress:
+@router.get("/commands/{number}")
+def command_progress(store: StoreDep, number: Number) -> CommandProgress:
     """Return whether the aggregator has carried out a command, by its number."""
     found = store.commands.result(number)
     if found is None:
-        return OrderProgress(order=number, done=None, **{"try": ""})
+        return CommandProgress(command=number, done=None, **{"try": ""})
     keys = {"run_id": "run_id", "detail": "error", "why": "why", "try": "try"}
     said = {name: str(found.get(key, "")) for name, key in keys.items()}
-    return OrderProgress(order=number, done=bool(found.get("done")), **said)
+    return CommandProgress(command=number, done=bool(found.get("done")), **said)
 
 
 def kept(row: RunRow) -> Kept:

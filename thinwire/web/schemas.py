@@ -188,7 +188,7 @@ class RunNow(Went, Run):
 class About(Answer):
     """Holds the facts of a run that do not change, except by more rounds: these change the plan, and leave a note.
 
-    `estimate` is the cost that was expected when the dashboard ordered the run; null for a run of the command line.
+    `estimate` is the cost that was expected when the dashboard started the run; null for a run of the command line.
     `origins` says of each key of the plan, by section: `plan` (the value differs from the default), `default` (it
     equals the default), or `derived` (the plan left it out, and other keys decide it).
     """
@@ -230,7 +230,7 @@ class Service(Answer):
     now: float
 
 
-class Ordered(Answer):
+class LeftCommand(Answer):
     """Holds a command that was stored for the aggregator."""
 
-    order: int
+    command: int

@@ -32,7 +32,7 @@ from thinwire.web.problems import PROBLEMS
 from thinwire.web.schemas import Answer
 
 NAME_BYTES: Final = 16
-UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was ordered with is removed
+UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was started with is removed
 EACH_S: Final = 3600.0
 CHUNK_S: Final = 30.0  # until the next bytes of an upload
 LEAST_RATE: Final = 100_000  # bytes a second, over the whole upload

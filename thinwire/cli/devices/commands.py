@@ -285,10 +285,10 @@ def revoke_access(store: Store, home: Path | None, name: str, who: str) -> tuple
     answered the device's waiting requests, deleted its uploads, refused its open assignments, and dropped updates that
     were not aggregated. Without an aggregator the next one does so before its device API listens.
     """
-    order = store.revoke_device(name, who, "", lambda: bool(alive(home) or starting(home)))
-    if order is None:
+    command = store.revoke_device(name, who, "", lambda: bool(alive(home) or starting(home)))
+    if command is None:
         return None, dict(store.aggregated_rounds(name))
-    answered = until(lambda: store.commands.result(order) is not None, CONFIRMED_S)
-    result: dict[str, Any] = store.commands.result(order) or {}
+    answered = until(lambda: store.commands.result(command) is not None, CONFIRMED_S)
+    result: dict[str, Any] = store.commands.result(command) or {}
     rounds = result.get("rounds")
     return answered and bool(result.get("done")), dict(store.aggregated_rounds(name) if rounds is None else rounds)

@@ -14,8 +14,8 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.params import TAG_SETTINGS, Home, Json, RunId, require_new_file
 from thinwire.cli.runs.compare import compare
-from thinwire.cli.runs.orders import archive, clone, delete, extend, pause, resume, stop, tag, unarchive
 from thinwire.cli.runs.render import list_, metrics, note_halted, standing
+from thinwire.cli.runs.run_commands import archive, clone, delete, extend, pause, resume, stop, tag, unarchive
 from thinwire.cli.runs.track import track
 from thinwire.core import formatting
 from thinwire.core.events import ENDED

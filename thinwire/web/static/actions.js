@@ -6,7 +6,7 @@ import { Refusal } from "./parts.js";
 
 const TAG = "[a-z0-9\\-]{1,32}";
 
-/** `gone`: no aggregator runs that would carry an order out. */
+/** `gone`: no aggregator runs that would carry a command out. */
 export const Actions = ({ run, gone }) => {
   const [dialog, open] = useState(null); // the dialog that is open
   const [said, say] = useState("");
@@ -17,8 +17,8 @@ export const Actions = ({ run, gone }) => {
     say("sent to the aggregator");
     try {
       const answer = await post(`${path}/${verb}`, body);
-      const waits = (verb === "extend" || verb === "delete") && !(await outcome(answer.order));
-      say(waits ? "the aggregator has not answered yet; the order stays" : done);
+      const waits = (verb === "extend" || verb === "delete") && !(await outcome(answer.command));
+      say(waits ? "the aggregator has not answered yet; the command stays" : done);
       return !waits;
     } catch (problem) {
       say("");

@@ -26,14 +26,14 @@ export async function post(path, body) {
   }
 }
 
-const LOOK_MS = 300; // between two looks at an order
-const PATIENT_MS = 30_000; // for which an order is looked at
+const LOOK_MS = 300; // between two looks at a command
+const PATIENT_MS = 30_000; // for which a command is looked at
 
-/** The outcome of an order; null if the aggregator has not answered it within half a minute. A refusal is thrown. */
-export async function outcome(order) {
+/** The outcome of a command; null if the aggregator has not answered it within half a minute. A refusal is thrown. */
+export async function outcome(command) {
   const until = performance.now() + PATIENT_MS;
   while (performance.now() < until) {
-    const said = await get(`orders/${order}`);
+    const said = await get(`commands/${command}`);
     if (said.done) return said;
     if (said.done === false) throw new ApiError(409, said);
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));

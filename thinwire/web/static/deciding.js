@@ -9,7 +9,7 @@ import { moment } from "./format.js";
 import { withoutReading } from "./live.js";
 import { Icon, Refusal } from "./parts.js";
 
-const CONFIRMED_S = 5; // the aggregator looks for orders five times a second
+const CONFIRMED_S = 5; // the aggregator looks for commands five times a second
 const AGAIN_MS = 250;
 const SLOWLY_MS = 2000;
 
@@ -87,14 +87,14 @@ const Came = ({ first, what, close }) => {
   const [said, setSaid] = useState(first);
   const [late, setLate] = useState(false);
   const began = useRef(performance.now());
-  const open = what === "revoke" && said.order !== null && said.confirmed === null;
+  const open = what === "revoke" && said.command !== null && said.confirmed === null;
   useEffect(() => {
     if (!open) return undefined;
     let timer = 0;
     const look = async () => {
       const after = performance.now() - began.current > CONFIRMED_S * 1000;
       setLate(after);
-      const next = await get(`devices/${first.device}/revocations/${first.order}`).catch(() => null);
+      const next = await get(`devices/${first.device}/revocations/${first.command}`).catch(() => null);
       if (next) setSaid(next);
       if (next?.confirmed == null) timer = setTimeout(look, after ? SLOWLY_MS : AGAIN_MS);
     };

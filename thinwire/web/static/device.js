@@ -30,7 +30,7 @@ export const DevicePage = ({ name, news }) => {
     <${Gone} news=${news} matters />
     <div class="head"><${Where} name=${data.device} /><${Seen} device=${data} gone=${gone} />
       <${TagList} tags=${data.tags} />
-      <span class="orders">
+      <span class="commands">
         ${may("operator") && html`<button type="button" class="tool" onClick=${() => decide("rename")}>Rename…</button><button type="button" class="tool" onClick=${() => decide("tags")}>Tags…</button>`}
         ${data.standing !== "approved" && may("operator") && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
         ${data.standing !== "revoked" && may("admin") && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}

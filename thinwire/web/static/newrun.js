@@ -152,8 +152,8 @@ const PlanState = ({ plan, gone, problems }) => {
   const start = async () => {
     setSent({ state: "sent", error: null });
     try {
-      const { order } = await post("runs", { plan: plan.values });
-      const made = await outcome(order);
+      const { command } = await post("runs", { plan: plan.values });
+      const made = await outcome(command);
       if (made) location.assign(link(`runs/${made.run_id}`));
       else setSent({ state: "waits", error: null });
     } catch (error) {
@@ -177,7 +177,7 @@ const PlanState = ({ plan, gone, problems }) => {
       ${plan.checked?.ok && html`<p class="faint">First model: ${plan.checked.first_model}.</p>`}
       ${plan.checked?.notes.map((one) => html`<p class="warn-text note-line"><${Icon} name="alert" />${one}</p>`)}
       ${sent.error && html`<${Refusal} error=${sent.error} />`}
-      ${sent.state === "waits" && html`<p class="warn-text">The aggregator has not answered yet. The order stays: <a href=${link("")}>all runs</a> shows the run when it is made.</p>`}
+      ${sent.state === "waits" && html`<p class="warn-text">The aggregator has not answered yet. The command stays: <a href=${link("")}>all runs</a> shows the run when it is made.</p>`}
     </section>`;
 };
 

@@ -20,7 +20,7 @@ import { address, merge } from "./view.js";
 import { Spent, Went } from "./went.js";
 
 const CLIENTS_MS = 1000; // between two reads of the clients' states
-const ORDERED = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running: ["pause", "stop"], paused: ["resume", "stop"] }; // status -> what a person may order
+const COMMANDS = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running: ["pause", "stop"], paused: ["resume", "stop"] }; // status -> what a person may command
 
 export const RunPage = ({ id, news }) => {
   const [chosen, choose] = useQuery("round", null);
@@ -89,7 +89,7 @@ const Head = ({ run, lines, still, gone }) => {
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
       <${Status} status=${run.status} />
       ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}
-      ${may("operator") && ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} gone=${gone && run.source === "devices"} />`)}
+      ${may("operator") && COMMANDS[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${RunCommand} key=${verb} id=${run.run_id} verb=${verb} gone=${gone && run.source === "devices"} />`)}
       ${may("operator") && html`<${Actions} run=${run} gone=${gone} />`}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
@@ -132,25 +132,25 @@ const Progress = ({ run, open, now }) => {
     </div>`;
 };
 
-/** Without an aggregator nobody carries an order out. */
+/** Without an aggregator nobody carries a command out. */
 const NOBODY = "The aggregator is not running";
 
 /** A second click confirms a stop, because it is final. */
-const Order = ({ id, verb, gone }) => {
+const RunCommand = ({ id, verb, gone }) => {
   const [state, setState] = useState("idle");
   const name = verb[0].toUpperCase() + verb.slice(1);
-  const order = async () => {
+  const command = async () => {
     setState("sent");
-    await post(`runs/${id}/${verb}`).then(() => setState("ordered"), (error) => setState(error.message || "the order was not taken"));
+    await post(`runs/${id}/${verb}`).then(() => setState("left"), (error) => setState(error.message || "the command was not taken"));
   };
-  if (state === "ordered") return html`<span class="faint" role="status">${verb} ordered</span>`;
+  if (state === "left") return html`<span class="faint" role="status">command to ${verb} sent</span>`;
   if (state === "confirm" || (state === "sent" && verb === "stop")) {
     return html`<span class="confirm" role="group" aria-label="Stop this run?">Stop this run?
-      <button type="button" class="tool bad" disabled=${state === "sent"} onClick=${order}>Stop</button>
+      <button type="button" class="tool bad" disabled=${state === "sent"} onClick=${command}>Stop</button>
       <button type="button" class="tool" onClick=${() => setState("idle")}>Keep</button></span>`;
   }
   if (state !== "idle" && state !== "sent") return html`<span class="bad-text" role="alert">${state}</span>`;
-  return html`<button type="button" class="tool" disabled=${gone || state === "sent"} title=${gone ? NOBODY : ""} onClick=${verb === "stop" ? () => setState("confirm") : order}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
+  return html`<button type="button" class="tool" disabled=${gone || state === "sent"} title=${gone ? NOBODY : ""} onClick=${verb === "stop" ? () => setState("confirm") : command}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
 };
 
 const Waiting = ({ run, devices, service, gone }) => html`
@@ -161,7 +161,7 @@ const Waiting = ({ run, devices, service, gone }) => html`
     ${devices?.length ? html`<${DeviceTable} devices=${devices} task=${run.task} gone=${gone} />` : null}
   </section>`;
 
-/** What was estimated when the run was ordered, beside what it was. */
+/** What was estimated when the run was started, beside what it was. */
 const Estimated = ({ run }) => {
   const replies = run.aggregated_count + run.late + run.dropped;
   const mean = (sum, count) => (count ? sum / count : null);
@@ -172,7 +172,7 @@ const Estimated = ({ run }) => {
     ["all rounds", run.estimate.run_s, run.seconds, seconds],
   ];
   return html`
-    <${Section} id="estimate" title="Estimated and actual" aside="as it was known when the run was ordered" json=${link(`api/v1/runs/${run.run_id}`)}>
+    <${Section} id="estimate" title="Estimated and actual" aside="as it was known when the run was started" json=${link(`api/v1/runs/${run.run_id}`)}>
       <${Table} label="Estimated and actual cost" rows=${rows} keyOf=${([name]) => name} columns=${[
         { title: "Payload and time", cell: ([name]) => name },
         { title: "Estimated", right: true, cell: ([, before, , show]) => (before === null || before === undefined ? html`<span class="faint">was not known</span>` : show(before)) },

@@ -1,4 +1,4 @@
-"""A run that is ordered in the dashboard begins as one of `thinwire run`: without the task's code on the aggregator."""
+"""A run that is started in the dashboard begins as one of `thinwire run`: without the task's code on the aggregator."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from thinwire.store.task_layouts import known_task
 PLAN: dict[str, Any] = {"run": {"task": "toy", "rounds": 2}, "local": {"lr": 0.5}}
 
 
-def ordered(bench: Bench, **run: Any) -> int:
+def commanded(bench: Bench, **run: Any) -> int:
     plan = RunPlan.from_json({**PLAN, "run": {**PLAN["run"], **run}})
     return bench.store.commands.add(START_RUN, args={"plan": plan.to_json()})
 
 
 def carried_out(bench: Bench, **run: Any) -> str:
-    number = ordered(bench, **run)
+    number = commanded(bench, **run)
     return start(bench.store, bench.home, next(one for one in bench.store.commands.pending() if one.id == number))
 
 
-def test_an_ordered_run_begins_with_the_model_of_another_run_and_goes_to_its_end(tmp_path: Path) -> None:
+def test_a_commanded_run_begins_with_the_model_of_another_run_and_goes_to_its_end(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 2})
-    number = ordered(bench, init=f"run:{bench.run_id}@0")
+    number = commanded(bench, init=f"run:{bench.run_id}@0")
     serves(bench, 60.0)
     result = bench.store.commands.result(number)
     assert result == {"done": True, "run_id": "toy-2"}
@@ -57,9 +57,9 @@ def test_a_plan_without_an_origin_begins_with_the_model_of_a_device(tmp_path: Pa
     assert bench.store.models(run_id) == []
 
 
-def test_an_order_that_is_refused_says_why_and_leaves_no_run(tmp_path: Path) -> None:
+def test_a_command_that_is_refused_says_why_and_leaves_no_run(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
-    other, missing = ordered(bench, task="nobody-has-it"), ordered(bench, init="run:toy-9")
+    other, missing = commanded(bench, task="nobody-has-it"), commanded(bench, init="run:toy-9")
     serves(bench, 30.0)
     answers = [bench.store.commands.result(number) or {} for number in (other, missing)]
     assert [answer["done"] for answer in answers] == [False, False]
@@ -79,20 +79,20 @@ def test_a_run_is_not_made_if_its_first_model_would_fill_the_disk(
     assert [row.run_id for row in bench.store.runs()] == [bench.run_id]
 
 
-def test_an_order_is_carried_out_once_also_if_the_aggregator_dies_before_the_run_is_in_the_queue(
+def test_a_command_is_carried_out_once_also_if_the_aggregator_dies_before_the_run_is_in_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
-    number = ordered(bench, init=f"run:{bench.run_id}@0")
-    order = bench.store.commands.pending()[0]
+    number = commanded(bench, init=f"run:{bench.run_id}@0")
+    command = bench.store.commands.pending()[0]
 
-    def dies(run_id: str, events: object, order: int) -> None:
+    def dies(run_id: str, events: object, command_id: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "record", dies)
         with pytest.raises(KeyboardInterrupt):
-            start(bench.store, bench.home, order)
+            start(bench.store, bench.home, command)
     assert (bench.store.commands.result(number), bench.store.run("toy-2").status) == (None, "preparing")
     end_abandoned(bench.store, bench.home)  # as each command line does that lists runs
     serves(bench, 30.0)
@@ -100,10 +100,10 @@ def test_an_order_is_carried_out_once_also_if_the_aggregator_dies_before_the_run
     assert {row.run_id: row.status for row in bench.store.runs()} == {bench.run_id: "done", "toy-2": "done"}
 
 
-def test_an_order_is_refused_after_a_person_stopped_its_run_before_it_was_in_the_queue(tmp_path: Path) -> None:
+def test_a_command_is_refused_after_a_person_stopped_its_run_before_it_was_in_the_queue(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three())
-    number = ordered(bench)
-    run_id = bench.store.create_run("toy", RunPlan.from_json(PLAN), LAYOUT, REPORT, order=number)
+    number = commanded(bench)
+    run_id = bench.store.create_run("toy", RunPlan.from_json(PLAN), LAYOUT, REPORT, command_id=number)
     close_undriven(bench.store, run_id, RunStatusChanged(1.0, "stopped", "stopped by a person", 10))
     with pytest.raises(Refused, match=f"{run_id} is stopped"):
         start(bench.store, bench.home, bench.store.commands.pending()[0])

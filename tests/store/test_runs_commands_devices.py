@@ -79,10 +79,10 @@ def test_a_run_that_is_still_being_handed_over_is_not_served(store: Store) -> No
     assert store.run(other[:-1] + "2").run_id == other
 
 
-# Orders.
+# Commands.
 
 
-def test_an_order_waits_until_it_is_answered_and_the_first_answer_stays(store: Store, clock: VirtualClock) -> None:
+def test_a_command_waits_until_it_is_answered_and_the_first_answer_stays(store: Store, clock: VirtualClock) -> None:
     stop = store.commands.add("stop-run", "digits-1", who="ann")
     code = store.commands.add("login-code", args={"valid_s": 60})
     assert [(o.id, o.kind, o.run_id, o.args, o.who, o.at) for o in store.commands.pending()] == [
@@ -93,7 +93,7 @@ def test_an_order_waits_until_it_is_answered_and_the_first_answer_stays(store: S
     store.commands.answer(stop, {"ok": True})
     store.commands.answer(stop, {"ok": False})
     assert store.commands.result(stop) == {"ok": True}
-    assert [order.id for order in store.commands.pending()] == [code]
+    assert [command.id for command in store.commands.pending()] == [code]
     with pytest.raises(NotFound):
         store.commands.answer(999, {})
     with pytest.raises(NotFound):

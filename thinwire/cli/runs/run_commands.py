@@ -25,7 +25,7 @@ from thinwire.core.signals import until
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
-    from thinwire.store import Order, RunOrder, RunRow, Store
+    from thinwire.store import CommandRow, RunCommand, RunRow, Store
 
 
 WAIT_S = 30.0  # for the aggregator to carry out a command
@@ -45,7 +45,7 @@ def stop(
     with opened(home, read_only=False) as store:
         row = store.run(run_id)
         if not (was_over := row.status in ENDED):
-            store.order("stop-after-round" if after_round else "stop", row.run_id, operator())
+            store.command_run("stop-after-round" if after_round else "stop", row.run_id, operator())
             is_over = until(lambda: store.run(row.run_id).status in ENDED, WAIT_S)
             if not is_over and _nobody_serves(row) and not after_round:
                 _stop_here(store, row.run_id)
@@ -64,22 +64,22 @@ def stop(
 
 def pause(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Pause a run when its open round closes: no device gets an assignment of it until it is resumed."""
-    _order("pause", run_id, json, home)
+    _command("pause", run_id, json, home)
 
 
 def resume(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Let a paused run go on."""
-    _order("resume", run_id, json, home)
+    _command("resume", run_id, json, home)
 
 
-def _order(verb: RunOrder, run_id: str, json: bool, home: Path | None) -> None:
+def _command(verb: RunCommand, run_id: str, json: bool, home: Path | None) -> None:
     """Leave a command about a run for the aggregator, and wait until it has carried the command out."""
     from thinwire.cli.local_state import opened
     from thinwire.core.signals import until
 
     with opened(home, read_only=False) as store:
         run_id = store.run(run_id).run_id
-        number = store.order(verb, run_id)
+        number = store.command_run(verb, run_id)
         until(lambda: _is_done(store.run(run_id), verb) or store.commands.result(number) is not None, WAIT_S)
         require_done(store.commands.result(number))
         row = store.run(run_id)
@@ -92,8 +92,8 @@ def _order(verb: RunOrder, run_id: str, json: bool, home: Path | None) -> None:
         console.line(f"{row.run_id} {row.status}: its aggregator will {verb} it{when}")
 
 
-def _is_done(row: RunRow, verb: RunOrder) -> bool:
-    """Return True if a run is paused, or goes on, as was ordered."""
+def _is_done(row: RunRow, verb: RunCommand) -> bool:
+    """Return True if a run is paused, or goes on, as was commanded."""
     return (row.status == "paused") == (verb == "pause")
 
 
@@ -111,7 +111,7 @@ def _nobody_serves(row: RunRow) -> bool:
 
 
 def _stop_here(store: Store, run_id: str) -> None:
-    """Close a run by the order of a person: its own process does not respond and may have died elsewhere."""
+    """Close a run by the command of a person: its own process does not respond and may have died elsewhere."""
     import time
 
     from thinwire.core.events import RunStatusChanged
@@ -182,7 +182,7 @@ def delete(run_id: RunId, yes: Yes = False, json: Json = False, home: Home = Non
             _confirm(row)
         place = aggregator_home(home)
         result = carried_out(
-            store, home, "delete-run", row.run_id, {}, lambda order: delete_run(store, place, row.run_id, order.who)
+            store, home, "delete-run", row.run_id, {}, lambda command: delete_run(store, place, row.run_id, command.who)
         )
     if json:
         console.document({"run_id": row.run_id, "deleted": result is not None})
@@ -214,8 +214,8 @@ def extend(
     with opened(home, read_only=False) as store:
         row, place = store.run(run_id), aggregator_home(home)
 
-        def here(order: Order) -> None:
-            extend_run(store, place, row.run_id, rounds, changes, order.who, order.id)
+        def here(command: CommandRow) -> None:
+            extend_run(store, place, row.run_id, rounds, changes, command.who, command.id)
 
         result = carried_out(store, home, "extend-run", row.run_id, args, here)
         row = store.run(row.run_id)
@@ -231,7 +231,12 @@ def extend(
 
 
 def carried_out(
-    store: Store, home: Path | None, kind: str, run_id: str, args: Mapping[str, Any], here: Callable[[Order], object]
+    store: Store,
+    home: Path | None,
+    kind: str,
+    run_id: str,
+    args: Mapping[str, Any],
+    here: Callable[[CommandRow], object],
 ) -> dict[str, Any] | None:
     """Leave a command for the running aggregator, wait for its result, and return it; None if it takes too long.
 
@@ -248,19 +253,19 @@ def carried_out(
     if known is None or known.args != args:
         number = store.commands.add(kind, run_id, args, operator())
         known = next(one for one in store.commands.pending() if one.id == number)
-    order = known
-    until(lambda: store.commands.result(order.id) is not None or not alive(home), CARRIED_OUT_S)
-    if store.commands.result(order.id) is None and not alive(home):
+    command = known
+    until(lambda: store.commands.result(command.id) is not None or not alive(home), CARRIED_OUT_S)
+    if store.commands.result(command.id) is None and not alive(home):
         with lock_file(aggregator_home(home).lock):
             try:
-                here(order)
+                here(command)
             except NotWritten:
                 raise  # the command stays, and the next aggregator tries again
             except ThinwireError as error:
-                store.commands.answer(order.id, error.as_result())
+                store.commands.answer(command.id, error.as_result())
                 raise
-            store.commands.answer(order.id, {"done": True})
-    result = store.commands.result(order.id)
+            store.commands.answer(command.id, {"done": True})
+    result = store.commands.result(command.id)
     require_done(result)
     return result
 

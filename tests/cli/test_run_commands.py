@@ -1,4 +1,4 @@
-"""`runs pause` and `resume`, and `aggregator config`: what a person gives an order about, and what is refused."""
+"""`runs pause` and `resume`, and `aggregator config`: what a person commands, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.server_bench import LAYOUT
-from thinwire.cli.runs import orders
+from thinwire.cli.runs import run_commands
 from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import TaskReport
@@ -25,24 +25,24 @@ def run_id(store: Store) -> str:
 
 @pytest.fixture(autouse=True)
 def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "WAIT_S", 0.0)
+    monkeypatch.setattr(run_commands, "WAIT_S", 0.0)
 
 
-def test_without_an_aggregator_the_order_stays_and_that_is_said(thinwire, home: Path, store: Store, run_id: str):
+def test_without_an_aggregator_the_command_stays_and_that_is_said(thinwire, home: Path, store: Store, run_id: str):
     said = thinwire("runs", "pause", run_id, "--home", home)
     assert (said.code, said.out.strip()) == (
         0, f"{run_id} running: its aggregator will pause it when its open round closes",
     )  # fmt: skip
-    (order,) = store.commands.pending()
-    assert (order.kind, order.run_id) == ("pause-run", run_id)
+    (command,) = store.commands.pending()
+    assert (command.kind, command.run_id) == ("pause-run", run_id)
 
 
-def test_a_paused_run_is_resumed_by_an_order(thinwire, home: Path, store: Store, run_id: str):
+def test_a_paused_run_is_resumed_by_a_command(thinwire, home: Path, store: Store, run_id: str):
     store.record(run_id, [RunStatusChanged(2.0, "paused", "paused by a person after 1 of 20 rounds")])
     said = thinwire("runs", "pause", run_id, "--json", "--home", home)
     assert said.document == {"run_id": run_id, "status": "paused"}
     thinwire("runs", "resume", run_id, "--home", home)
-    assert [order.kind for order in store.commands.pending()] == ["pause-run", "resume-run"]
+    assert [command.kind for command in store.commands.pending()] == ["pause-run", "resume-run"]
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

@@ -245,7 +245,7 @@ class UpdateProjector:
         """Apply an event if it belongs to an assignment."""
         match event:
             case ClientSelected():
-                self._assignments_sent(event)
+                self._project_selection(event)
             case AssignmentDelivered():
                 self._taken(event)
             case FullModelSent():
@@ -261,7 +261,7 @@ class UpdateProjector:
             case ClientReconnected():
                 self._back(event)
 
-    def _assignments_sent(self, event: ClientSelected) -> None:
+    def _project_selection(self, event: ClientSelected) -> None:
         reasons = {"selection_reason": event.why, "instead_of": event.instead_of, "work_reason": event.work_reason}
         self._new_row(
             event.round,

@@ -211,7 +211,7 @@ def _waited(
         return "no update came to wait for" if not found.aggregated else "nothing of it is known"
     return (
         f"waited {duration(sum(device.values()))} for {name}, which {did(device, slowest, rtt_s)}"
-        f"{_assignments_sent(stages, slowest)}{_again(device)}"
+        f"{_selected_after(stages, slowest)}{_again(device)}"
     )
 
 
@@ -221,7 +221,7 @@ def _again(device: Mapping[str, float]) -> str:
     return f" (it {again(took_s)})" if 0.0 < took_s < max(device.values()) else ""
 
 
-def _assignments_sent(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
+def _selected_after(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
     """Return when an assignment of a replacement was made, and which device it replaced; "" for the first ones."""
     if slowest is None or not slowest.selection_reason:
         return ""

@@ -50,10 +50,10 @@ def play(round: Round, *script: tuple[float, object]) -> list[Action]:
     """Feed (seconds after opening, event); folds succeed at once where an answer is accepted."""
     actions: list[Action] = []
     for after, event in script:
-        done = round.on(event, round.terms.opened_s + after)  # type: ignore[arg-type]  # the script holds inputs
+        done = round.on(event, round.config.opened_s + after)  # type: ignore[arg-type]  # the script holds inputs
         for action in list(done):
             if isinstance(action, AggregateUpdate):
-                done += round.on(AggregationDone(action.update_id), round.terms.opened_s + after)
+                done += round.on(AggregationDone(action.update_id), round.config.opened_s + after)
         actions += done
     return actions
 
@@ -254,7 +254,7 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
         if not r.closed:
             assert r.aggregating or (r.outstanding and now < 110.0), "it waits for nobody"
             waiting = set(needs_s) - set(r.assignments)
-            short = r.possible < target and bool(r.lost or r.spoiled) and not r.shut
+            short = r.possible < target and bool(r.lost or r.rejected_in_time) and not r.shut
             assert not (short and any(needs_s[d] <= 110.0 - now for d in waiting)), "somebody could be selected"
 
     for step in [*script, ("wait", 50.0)]:

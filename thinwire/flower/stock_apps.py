@@ -201,7 +201,7 @@ class StockRun:
         from thinwire.server.aggregator import RoundAggregator, caps_of
         from thinwire.server.evaluation import pooled_metrics
         from thinwire.server.policy.assignment_terms import work_of
-        from thinwire.server.round_close import aggregated_without, refold
+        from thinwire.server.round_close import add_again, aggregated_without
 
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
         model_file = (self.folder / stored.file).read_bytes()
@@ -234,7 +234,7 @@ class StockRun:
             new, found = partial(new, caps=caps), UpdateId.parse(update_id)
             print(f"thinwire: round {number}: {found.device}: {capped_text(capped)}", flush=True)
         if "caps" in new.keywords:
-            refold(fold := new(), list(aggregated.values()))
+            add_again(fold := new(), list(aggregated.values()))
         if not fold.fits():
             fold, spoilers = aggregated_without(new, list(aggregated.values()))
             for node in [node for node, (header, _, _) in aggregated.items() if header in spoilers]:

@@ -237,10 +237,10 @@ class RoundAggregator:
         self.buffers.check_counters(header.counters, self.before)
         model: Frames = lambda: islice(frames(), segments)  # noqa: E731  # without the buffers
         if self.plan.server.max_norm is None:
-            self._fold(header, model, discount)
+            self._add_frames(header, model, discount)
         else:
             norm = self._norm(header, model)
-            self._fold(header, model, discount * min(1.0, self.caps.norm / norm) if norm else discount)
+            self._add_frames(header, model, discount * min(1.0, self.caps.norm / norm) if norm else discount)
             self.norms[str(header.update_id)] = norm
         if self.weights is not None:
             self.weights.count(header.update_id.device, header.examples)
@@ -248,7 +248,7 @@ class RoundAggregator:
             self.buffers.fold(statistics, header.examples * discount)
         self.buffers.count(header.counters)
 
-    def _fold(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
+    def _add_frames(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
         """Add the frames of an update that was checked but for them."""
         self.changes.codec = self._codec(header)
         self.changes.fold(frames, *self._counting(header, discount))

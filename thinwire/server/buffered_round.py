@@ -67,7 +67,7 @@ class BufferedRound(RoundMachine):
     standing: set[UpdateId] = field(default_factory=set)  # in the buffer: aggregated, or about to be
 
     def __post_init__(self) -> None:
-        self.at_work |= self.terms.earlier
+        self.at_work |= self.config.earlier
         super().__post_init__()
 
     @property
@@ -87,7 +87,7 @@ class BufferedRound(RoundMachine):
 
     def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
         actions = list[Action]()
-        if not self.shut and len(self.standing) >= self.terms.target_updates:
+        if not self.shut and len(self.standing) >= self.config.target_updates:
             self.shut = "buffer"
         if not self.shut:
             actions += self._fill(now, replacements)
@@ -112,7 +112,7 @@ class BufferedRound(RoundMachine):
         self.shut = "stopped"
 
     def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
-        terms, device, assignment_id = self.terms, header.device, header.assignment_id
+        device, assignment_id = header.device, header.assignment_id
         if assignment_id in self.replied:
             return self._drop(header.update_id, "duplicate")
         in_time = self._done(self.at_work, device, assignment_id)
@@ -122,10 +122,10 @@ class BufferedRound(RoundMachine):
         self.replied[assignment_id] = header.update_id
         if self.assignments.get(device) == assignment_id:
             self.lost.pop(device, None)
-        if self._staleness(header) > terms.max_staleness:
+        if self._staleness(header) > self.config.max_staleness:
             return self._drop(header.update_id, "stale")
         self.standing.add(header.update_id)
-        return [self._fold(header, late=not in_time if header.came_late is None else header.came_late)]
+        return [self._accept(header, late=not in_time if header.came_late is None else header.came_late)]
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         """Forget an assignment that gets no reply, and return `MarkLost` if this buffer made it.
@@ -150,15 +150,15 @@ class BufferedRound(RoundMachine):
         if device in self.devices:
             self.going_on.add(device)
         self.assignments.setdefault(device, assignment_id)
-        self.at_work[device] = SlotLease(assignment_id, now + self.terms.deadline_s)
+        self.at_work[device] = SlotLease(assignment_id, now + self.config.deadline_s)
 
     def _pass_time(self, now: float) -> None:
         """Move the assignments whose deadline has passed to `overdue`."""
         for device in [device for device, work in self.at_work.items() if now >= work.until_s]:
             self.overdue[device] = self.at_work.pop(device)
 
-    def _shutting(self, now: float) -> CloseReason | None:
-        return "buffer" if len(self.standing) >= self.terms.target_updates else None if self._lacking else "enough"
+    def _closing_reason(self, now: float) -> CloseReason | None:
+        return "buffer" if len(self.standing) >= self.config.target_updates else None if self._lacking else "enough"
 
     @property
     def _lacking(self) -> bool:
@@ -167,7 +167,7 @@ class BufferedRound(RoundMachine):
 
     def _place_is_free(self) -> bool:
         """Return True if a concurrency slot is free."""
-        return len(self.at_work) < (self.terms.max_concurrency or math.inf)
+        return len(self.at_work) < (self.config.max_concurrency or math.inf)
 
     def _fill(self, now: float, replacements: ReplacementSource) -> list[Action]:
         """Select idle devices without an update in the buffer, as many as slots are free."""
@@ -187,7 +187,7 @@ class BufferedRound(RoundMachine):
         """Give devices with an update in the buffer a follow-up assignment, one each, as many as slots are free."""
         actions = list[Action]()
         for device in sorted(self.devices - self.going_on - self.at_work.keys()):
-            if self._place_is_free() and (assignment_id := self.terms.follow_up(device)):
+            if self._place_is_free() and (assignment_id := self.config.follow_up(device)):
                 actions.append(self._assign(device, assignment_id, Reason("buffered", {})))
                 self._begin(device, assignment_id, now)
         return actions
@@ -195,9 +195,11 @@ class BufferedRound(RoundMachine):
     def _assign(self, device: str, assignment_id: str, why: Reason) -> SelectReplacement:
         """Return the selection of a device, with the reasons."""
         at_work = Reason("at-work", {"at_work": len(self.at_work)})
-        if most := self.terms.max_concurrency:
+        if most := self.config.max_concurrency:
             at_work = Reason("slots-taken", {"at_work": len(self.at_work), "most": most})
-        return SelectReplacement(device, assignment_id, self.terms.base_version, self.terms.deadline_s, [why, at_work])
+        return SelectReplacement(
+            device, assignment_id, self.config.base_version, self.config.deadline_s, [why, at_work]
+        )
 
     @property
     def _silent(self) -> tuple[str, ...]:
@@ -251,7 +253,7 @@ class BufferedMode(RoundMode):
             if assigned.round != opened.round
         }
         further = partial(self._follow_up, running, opened.round)
-        return BufferedRound(replace(self.terms(opened), earlier=earlier, follow_up=further))
+        return BufferedRound(replace(self.config(opened), earlier=earlier, follow_up=further))
 
     def _follow_up(self, running: RunContext, number: int, device: str) -> str:
         """Return the `assignment_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""

@@ -44,20 +44,20 @@ def place_s(deadline_s: float, share_s: float, slowest_s: float) -> float:
 class ConcurrencySlots:
     """The concurrency slots of one round of a plan with `max_concurrency`."""
 
-    terms: RoundConfig
+    config: RoundConfig
     _working: dict[str, SlotLease] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._working |= self.terms.earlier
+        self._working |= self.config.earlier
 
     @property
     def _share_s(self) -> float:
         """Return the seconds of one wave of this round."""
-        return share_s(self.terms.deadline_s, self.terms.target_updates, self.terms.max_concurrency)
+        return share_s(self.config.deadline_s, self.config.target_updates, self.config.max_concurrency)
 
     def take(self, device: str, assignment_id: str, now: float) -> None:
         """Give the device a slot for this assignment from `now` on."""
-        until_s = now + place_s(self.terms.deadline_s, self._share_s, self.terms.slowest_s(device))
+        until_s = now + place_s(self.config.deadline_s, self._share_s, self.config.slowest_s(device))
         self._working[device] = SlotLease(assignment_id, until_s, now + self._share_s)
 
     def free(self, device: str, assignment_id: str = "") -> None:
@@ -78,9 +78,9 @@ class ConcurrencySlots:
         `lacking` is the number of updates that the round still needs for a step. Assignments younger than one wave may
         still bring some of these. If the remaining time is just enough for the others, slots expire after one wave.
         """
-        left_s = self.terms.opened_s + self.terms.deadline_s - now
+        left_s = self.config.opened_s + self.config.deadline_s - now
         lacking -= sum(now < work.yields_s < math.inf for work in self._working.values())
-        scarce = lacking > 0 and left_s <= self._share_s * math.ceil(lacking / self.terms.max_concurrency)
+        scarce = lacking > 0 and left_s <= self._share_s * math.ceil(lacking / self.config.max_concurrency)
         return {
             device: work
             for device, work in self._working.items()

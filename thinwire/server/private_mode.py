@@ -126,8 +126,8 @@ class SpendingRounds(RoundMode):
         """Return why no noise may be added to the sum of a round: another aggregator may have released it already."""
         return "" if running.store.privacy.may_release(running.run_id, number) else NOT_RESERVED
 
-    def released(self, running: RunContext, number: int, stored: Event, fold: RoundAggregator) -> list[Event]:
-        follows = fold.next_clip if isinstance(fold, PrivateAggregator) else None
+    def released(self, running: RunContext, number: int, stored: Event, aggregator: RoundAggregator) -> list[Event]:
+        follows = aggregator.next_clip if isinstance(aggregator, PrivateAggregator) else None
         return self.budget.released(running, number, cast("ModelStored", stored).digest, follows)
 
     def clip(self, running: RunContext) -> float:
@@ -356,11 +356,11 @@ class SampledMode(CentralMode):
         """Return the public numbers of the run's samples: `able` is the size of the population."""
         return [Reason("poisson", {"rate": self.rate, "population": able, "expected": self.rate * able})]
 
-    def terms(self, opened: RoundOpened) -> RoundConfig:
-        return replace(super().terms(opened), target_updates=0, min_updates=0)
+    def config(self, opened: RoundOpened) -> RoundConfig:
+        return replace(super().config(opened), target_updates=0, min_updates=0)
 
     def machine(self, opened: RoundOpened, running: RunContext) -> RoundMachine:
-        return SampledRound(self.terms(opened))
+        return SampledRound(self.config(opened))
 
     def divisor(self, running: RunContext, number: int) -> float:
         """Return the expected number of clients in a round."""
@@ -389,5 +389,5 @@ class SampledRound(Round):
     ([], ['deadline'])
     """
 
-    def _shutting(self, now: float) -> CloseReason | None:
+    def _closing_reason(self, now: float) -> CloseReason | None:
         return "deadline" if now >= self.deadline_at else None

@@ -27,44 +27,44 @@ from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.server.state.run_state import RoundProgress
 
 
-def rebuild_round(one: RoundRunner) -> RoundRunner:
+def rebuild_round(runner: RoundRunner) -> RoundRunner:
     """Rebuild the current round, after a restart or when it is the next pipelined round, and return its driver.
 
     Accepted updates are aggregated again in the order of the journal.
     """
-    running, now = one.running, one.running.past.line.now
-    one.resumed = True
-    one.headers |= {header.update_id: header for header in map(header_of, now.accepted)}
-    one.headers_of.update(event.assignment_id for event in now.accepted)
-    one.machine.dropped += not_accepted(now)
-    one.machine.replay(replayed(now, one))
-    _refold(one, now)
-    for device in sorted(running.presence.hellos.keys() & one.machine.lost.keys()):
-        one.on(round_events.DeviceConnected(device))  # it reconnected before its round was rebuilt
-    return one
+    running, now = runner.running, runner.running.past.line.now
+    runner.resumed = True
+    runner.headers |= {header.update_id: header for header in map(header_of, now.accepted)}
+    runner.reply_counts.update(event.assignment_id for event in now.accepted)
+    runner.machine.dropped += not_accepted(now)
+    runner.machine.replay(replayed(now, runner))
+    _add_again(runner, now)
+    for device in sorted(running.presence.hellos.keys() & runner.machine.lost.keys()):
+        runner.on(round_events.DeviceConnected(device))  # it reconnected before its round was rebuilt
+    return runner
 
 
-def _refold(one: RoundRunner, now: RoundProgress) -> None:
+def _add_again(runner: RoundRunner, now: RoundProgress) -> None:
     """Aggregate again the accepted updates that were not dropped, in their order.
 
     An update is rejected instead if its device was revoked meanwhile and the journal does not say that it was
     aggregated.
     """
-    revoked, aggregating = one.running.revoked(), one.machine.aggregating
+    revoked, aggregating = runner.running.revoked(), runner.machine.aggregating
     for event in now.accepted:
         update_id = UpdateId.parse(event.update_id)
         if event.device in revoked and event.update_id not in now.aggregated and update_id in aggregating:
-            one.on(round_events.AggregationRejected(update_id, "revoked"))
+            runner.on(round_events.AggregationRejected(update_id, "revoked"))
     for event in now.accepted:
         if (update_id := UpdateId.parse(event.update_id)) in aggregating:
-            one.begin(one.headers[update_id], event.discount)
+            runner.begin(runner.headers[update_id], event.discount)
 
 
-def replayed(now: RoundProgress, one: RoundRunner) -> round_events.Told:
+def replayed(now: RoundProgress, runner: RoundRunner) -> round_events.PastEvents:
     """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
-    if isinstance(one, SecureRoundRunner):
-        yield from one.aborted()
+    if isinstance(runner, SecureRoundRunner):
+        yield from runner.aborted()
     for event in now.since:
         match event:
             case ClientSelected(device=device, assignment_id=assignment_id):
@@ -81,8 +81,8 @@ def replayed(now: RoundProgress, one: RoundRunner) -> round_events.Told:
                 yield round_events.AssignmentFailed(device, assignment_id, event.kind, event.text), event.elapsed_s
             case ClientReconnected(device=device):
                 yield round_events.DeviceConnected(device), event.elapsed_s
-            case PhaseClosed() if isinstance(one, SecureRoundRunner):
-                yield from one.replayed(event)
+            case PhaseClosed() if isinstance(runner, SecureRoundRunner):
+                yield from runner.replayed(event)
 
 
 def not_accepted(now: RoundProgress) -> list[UpdateId]:

@@ -42,7 +42,7 @@ class ReducingAggregator(RoundAggregator):
         self.normalisers = list[float]()
         self.update_ids = dict[str, UpdateId]()  # by assignment id
 
-    def _fold(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
+    def _add_frames(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
         """Decode an update and keep it; raise `BadPayload` if a value is larger than a mean may have."""
         codec = self._codec(header)
 

@@ -44,6 +44,7 @@ from thinwire.server.round_events import (
     DropUpdate,
     Input,
     MarkLost,
+    PastEvents,
     Reinstate,
     Replacement,
     ReplacementSelected,
@@ -52,7 +53,6 @@ from thinwire.server.round_events import (
     RoundResult,
     SelectReplacement,
     Stop,
-    Told,
     UpdateArrived,
     nobody,
 )
@@ -65,7 +65,7 @@ class RoundMachine:
     `replay` takes the events from before a restart, and comes first. No event may follow `RoundResult`.
     """
 
-    terms: RoundConfig
+    config: RoundConfig
     assignments: dict[str, str] = field(default_factory=dict)  # device -> assignment_id, in the order of selection
     aggregating: set[UpdateId] = field(default_factory=set)  # accepted, and not yet in the sum
     aggregated: list[UpdateId] = field(default_factory=list)
@@ -77,8 +77,8 @@ class RoundMachine:
     closed: RoundResult | None = None
 
     def __post_init__(self) -> None:
-        for device, assignment_id in self.terms.assignments.items():
-            self._begin(device, assignment_id, self.terms.opened_s)
+        for device, assignment_id in self.config.assignments.items():
+            self._begin(device, assignment_id, self.config.opened_s)
 
     @property
     def deadline_at(self) -> float:
@@ -96,7 +96,7 @@ class RoundMachine:
         `replacements` is called only when another device may be selected. Raise `RuntimeError` if the round is closed.
         """
         if self.closed:
-            raise RuntimeError(f"round {self.terms.number} is closed: {event}")
+            raise RuntimeError(f"round {self.config.number} is closed: {event}")
         self._pass_time(now)
         actions = [*self._take(event, now), *self._decide(event, now, replacements)]
         return [*actions, self._close()] if self.shut and not self.aggregating else actions
@@ -105,17 +105,17 @@ class RoundMachine:
         """Select devices, and decide whether the round accepts no more, after an event was applied."""
         raise NotImplementedError
 
-    def replay(self, told: Told) -> None:
+    def replay(self, past: PastEvents) -> None:
         """Apply the events from before a restart, without returning actions.
 
         The journal holds all that follows from these events, except the round's close, which is decided here.
         """
         now = -math.inf
-        for event, now in told:
+        for event, now in past:
             self._pass_time(now)
             self._take(event, now)
         if now > -math.inf:
-            self.shut = self._shutting(now)
+            self.shut = self._closing_reason(now)
         if self.shut and not self.aggregating:
             self._close()
 
@@ -164,13 +164,13 @@ class RoundMachine:
 
     def _staleness(self, header: UpdateArrived) -> int:
         """Return by how many versions the update is behind the round."""
-        return max(0, self.terms.base_version - header.base_version)
+        return max(0, self.config.base_version - header.base_version)
 
-    def _fold(self, header: UpdateArrived, late: bool) -> AggregateUpdate:
+    def _accept(self, header: UpdateArrived, late: bool) -> AggregateUpdate:
         """Accept an update, which counts less the more versions it is behind."""
         staleness = self._staleness(header)
         self.aggregating.add(header.update_id)
-        return AggregateUpdate(header.update_id, staleness, (1.0 + staleness) ** -self.terms.staleness_exponent, late)
+        return AggregateUpdate(header.update_id, staleness, (1.0 + staleness) ** -self.config.staleness_exponent, late)
 
     def _begin(self, device: str, assignment_id: str, now: float) -> None:
         """Note that the device works on this assignment from `now` on."""
@@ -196,7 +196,7 @@ class RoundMachine:
         """Accept no more, because a person stops the run."""
         raise NotImplementedError
 
-    def _shutting(self, now: float) -> CloseReason | None:
+    def _closing_reason(self, now: float) -> CloseReason | None:
         """Return the reason for which the round accepts no more replies, or None while it stays open."""
         raise NotImplementedError
 
@@ -213,7 +213,7 @@ class RoundMachine:
         """
         assert self.shut is not None
         reason, aggregated, dropped = self.shut, tuple(self.aggregated), tuple(self.dropped)
-        if reason not in NO_STEP and len(aggregated) < self.terms.min_updates:
+        if reason not in NO_STEP and len(aggregated) < self.config.min_updates:
             reason = "too-few"
         if reason in NO_STEP:
             aggregated, dropped = (), (*dropped, *aggregated)
@@ -238,17 +238,17 @@ class Round(RoundMachine):
 
     instead: dict[str, str] = field(default_factory=dict)  # replacement -> the device that it replaces, or ""
     aggregated_in_time: int = 0
-    spoiled: list[UpdateId] = field(default_factory=list)  # those of `in_time` that could not be aggregated
+    rejected_in_time: list[UpdateId] = field(default_factory=list)  # those of `in_time` that could not be aggregated
     waited_for: set[str] = field(default_factory=set)  # selected devices, neither replied nor lost
 
     def __post_init__(self) -> None:
-        self.slots = ConcurrencySlots(self.terms) if self.terms.max_concurrency else None
+        self.slots = ConcurrencySlots(self.config) if self.config.max_concurrency else None
         super().__post_init__()
 
     @property
     def deadline_at(self) -> float:
         """Return the time of the deadline in seconds on the run's clock."""
-        return self.terms.opened_s + self.terms.deadline_s
+        return self.config.opened_s + self.config.deadline_s
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ class Round(RoundMachine):
     @property
     def good(self) -> int:
         """Return the number of updates in time that have arrived and were not rejected."""
-        return len(self.in_time) - len(self.spoiled)
+        return len(self.in_time) - len(self.rejected_in_time)
 
     @property
     def possible(self) -> int:
@@ -266,9 +266,9 @@ class Round(RoundMachine):
         return self.good + len(self.waited_for)
 
     def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
-        lacking = not self.shut and (self.lost or self.spoiled or self.terms.max_concurrency)
+        lacking = not self.shut and (self.lost or self.rejected_in_time or self.config.max_concurrency)
         actions = self._fill(now, replacements) if lacking else []
-        self.shut = self.shut or self._shutting(now)
+        self.shut = self.shut or self._closing_reason(now)
         return actions
 
     def _replace(self, device: str, assignment_id: str, instead_of: str, now: float) -> None:
@@ -281,7 +281,7 @@ class Round(RoundMachine):
 
     def _reject(self, update_id: UpdateId, now: float) -> None:
         if update_id in self.in_time:
-            self.spoiled.append(update_id)
+            self.rejected_in_time.append(update_id)
         if self.shut != "stopped" and now < self.deadline_at:
             self.shut = None  # there is time to select another device
 
@@ -294,7 +294,7 @@ class Round(RoundMachine):
         self.shut = self.shut or "stopped"
 
     def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
-        terms = self.terms
+        config = self.config
         if self.slots is not None:
             self.slots.free(header.device, header.assignment_id)
         if not header.again and (self.shut or now >= self.deadline_at):
@@ -302,16 +302,16 @@ class Round(RoundMachine):
         if header.assignment_id in self.replied:
             return self._drop(header.update_id, "duplicate")
         in_time = self.assignments.get(header.device) == header.assignment_id
-        if not in_time and terms.late == "drop":
+        if not in_time and config.late == "drop":
             return self._drop(header.update_id, "late")
-        if self._staleness(header) > terms.max_staleness:
+        if self._staleness(header) > config.max_staleness:
             return self._drop(header.update_id, "stale")
         self.replied[header.assignment_id] = header.update_id
         if in_time:
             self.lost.pop(header.device, None)
             self.in_time.add(header.update_id)
             self.waited_for.discard(header.device)
-        return [self._fold(header, late=not in_time)]
+        return [self._accept(header, late=not in_time)]
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         """Note that a device will not reply to this assignment, unless it replied or was lost before."""
@@ -334,11 +334,11 @@ class Round(RoundMachine):
 
         One slot counts as free if none is, but no device works on this round.
         """
-        lacking = self.terms.min_updates - self.good
+        lacking = self.config.min_updates - self.good
         held = slots.held(now, lacking)
         silent = slots.silent(self.assignments, held)
         reasons = [Reason("silent", {"count": len(silent), "devices": listed(silent)})] if silent else []
-        free = self.terms.max_concurrency - len(held)
+        free = self.config.max_concurrency - len(held)
         if free > 0 or any(self.assignments.get(device) == work.assignment_id for device, work in held.items()):
             return free, reasons
         return 1, [*reasons, Reason("none-at-work", {})]
@@ -347,7 +347,7 @@ class Round(RoundMachine):
         """Select as many replacements as updates are missing and slots are free, among devices that can
         reply in time.
         """
-        left_s, short, of_slots = self.deadline_at - now, self.terms.target_updates - self.possible, list[Reason]()
+        left_s, short, of_slots = self.deadline_at - now, self.config.target_updates - self.possible, list[Reason]()
         if short > 0 and self.slots is not None:
             free, of_slots = self._free(self.slots, now)
             short = min(short, free)
@@ -359,26 +359,29 @@ class Round(RoundMachine):
     def _assign(self, replacement: Replacement, now: float, of_slots: Reasons) -> SelectReplacement:
         """Select a replacement; its reasons include `of_slots`, those about concurrency slots."""
         left_s = self.deadline_at - now
-        target = self.terms.target_updates
+        target = self.config.target_updates
         why = [Reason("replaces", {"possible": self.possible, "target": target, "left_s": left_s}), *of_slots]
-        self.instead[replacement.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
+        self.instead[replacement.device] = instead_of = self._vacant() if self.lost or self.rejected_in_time else ""
         self._begin(replacement.device, replacement.assignment_id, now)
         return SelectReplacement(
-            replacement.device, replacement.assignment_id, self.terms.base_version, left_s, why, instead_of
+            replacement.device, replacement.assignment_id, self.config.base_version, left_s, why, instead_of
         )
 
     def _vacant(self) -> str:
         """Return a device that was lost, or whose update was rejected, and that has no replacement yet; "" if there is
         none.
         """
-        replaced, spoiled = set(self.instead.values()), (update_id.device for update_id in self.spoiled)
-        return next((device for device in (*self.lost, *spoiled) if device not in replaced), "")
+        replaced, rejected_in_time = (
+            set(self.instead.values()),
+            (update_id.device for update_id in self.rejected_in_time),
+        )
+        return next((device for device in (*self.lost, *rejected_in_time) if device not in replaced), "")
 
-    def _shutting(self, now: float) -> CloseReason | None:
+    def _closing_reason(self, now: float) -> CloseReason | None:
         if not self.waited_for:
-            out_of_candidates = self.terms.max_concurrency and self.possible < self.terms.target_updates
+            out_of_candidates = self.config.max_concurrency and self.possible < self.config.target_updates
             return "enough" if self.lost or out_of_candidates else "all"
-        if self.aggregated_in_time >= self.terms.target_updates:
+        if self.aggregated_in_time >= self.config.target_updates:
             return "enough"
         if now >= self.deadline_at:
             return "deadline"

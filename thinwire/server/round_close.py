@@ -35,7 +35,7 @@ CLAIM_S = 1.0  # a step that takes longer than a short round would let devices w
 Stepped = tuple[RoundResult, dict[str, Capped]]  # the final result, and the updates that count less
 
 
-def finish(one: RoundRunner) -> None:
+def finish(runner: RoundRunner) -> None:
     """Make the step and record the round's end.
 
     A round that closes as `too-few` or `stopped` makes no step, nor does one whose result may not be released.
@@ -43,106 +43,107 @@ def finish(one: RoundRunner) -> None:
     Invariant: the new version is on disk before the commit that names it. All replies are acknowledged only after this
     commit.
     """
-    running, closed = one.running, one.machine.closed
+    running, closed = runner.running, runner.machine.closed
     assert closed is not None
     start = time.perf_counter()
     version, events = running.past.version, list[Event]()
     now, capped = running.clock.wall(), dict[str, Capped]()
-    if closed.reason not in NO_STEP and (why := running.mode.withheld(running, one.opened.round)):
+    if closed.reason not in NO_STEP and (why := running.mode.withheld(running, runner.opened.round)):
         closed = RoundResult("aborted", (), (*closed.dropped, *closed.aggregated), closed.outstanding, why)
     if closed.reason not in NO_STEP:
-        step = partial(_stepped, one, closed, events)
-        closed, capped = _apart(one, step) if one.fold.steps_apart and not running.simulated else step()
+        step = partial(_stepped, runner, closed, events)
+        closed, capped = _apart(runner, step) if runner.aggregator.steps_apart and not running.simulated else step()
     if closed.reason not in NO_STEP:
         version += 1
         stepped = time.perf_counter()
         model = running.model
         events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
         events += running.sending.publish(version, now)
-        events += running.mode.released(running, one.opened.round, events[-1], one.fold)
+        events += running.mode.released(running, runner.opened.round, events[-1], runner.aggregator)
         step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0
-    events += [*one.summed(), *one.evaluated(now)]
-    counted = [one.headers[update_id] for update_id in closed.aggregated]
-    slowest, spent = where_time_went(one, closed, counted)
+    events += [*runner.summed(), *runner.evaluated(now)]
+    counted = [runner.headers[update_id] for update_id in closed.aggregated]
+    summed = runner.aggregator.metrics
+    slowest, spent = where_time_went(runner, closed, counted)
     spent |= {"step_s": step_s, "store_s": store_s}
     events.append(
         RoundClosed(
             at=now,
-            round=one.opened.round,
+            round=runner.opened.round,
             reason=closed.reason,
             version=version,
             aggregated=[str(u) for u in closed.aggregated],
             dropped=[str(u) for u in closed.dropped],
             outstanding=list(closed.outstanding),
             elapsed_s=running.elapsed,
-            seconds=running.elapsed - one.machine.terms.opened_s + running.past.line.now.missed_s,
-            metrics=pooled([one.fold.metrics] if one.fold.metrics else (header.metrics for header in counted), TRAINED),
+            seconds=running.elapsed - runner.machine.config.opened_s + running.past.line.now.missed_s,
+            metrics=pooled([summed] if summed else (header.metrics for header in counted), TRAINED),
             spent=spent,
             slowest=slowest,
             capped=capped,
             detail=closed.detail,
-            chosen=one.fold.chosen,
-            norms=_window(one, closed),
-            **_names(one),
+            chosen=runner.aggregator.chosen,
+            norms=_window(runner, closed),
+            **_names(runner),
         )
     )
-    one.record(*events, measured=_measured(one, now))
+    runner.record(*events, measured=_measured(runner, now))
     running.mode.reveal(running)
-    lost = [one.machine.assignments[device] for device, kind in one.machine.lost.items() if kind == "offline"]
-    running.fleet.ack(list(one.headers))
+    lost = [runner.machine.assignments[device] for device, kind in runner.machine.lost.items() if kind == "offline"]
+    running.fleet.ack(list(runner.headers))
     if running.plan.is_protected:  # what is here of a late update is in the clear, and will never be used
         running.fleet.drop_uploads(running.run_id)
-    running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.assignments.values()))
-    one.over()
+    running.fleet.cancel(lost if closed.reason != "stopped" else list(runner.machine.assignments.values()))
+    runner.over()
 
 
-def _apart(one: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
+def _apart(runner: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
     """Return what a step returns that is made by a thread of its own, and let other runs work meanwhile.
 
     What arrives for this run is handled after the step, as if the step had taken no time. While the step is short, the
     run wants its devices for the next round, as while it sums; then other runs may have them.
     """
-    running, claims_until = one.running, time.monotonic() + CLAIM_S
+    running, claims_until = runner.running, time.monotonic() + CLAIM_S
     with ThreadPoolExecutor(1, thread_name_prefix="step") as worker:
         made = worker.submit(step)
         while wait([made], timeout=AGGREGATION_WAIT_S).not_done:
             claims = not running.past.ledger.busy and time.monotonic() < claims_until
-            running.leases.want(running.run_id, one.machine.assignments if claims else ())
+            running.leases.want(running.run_id, runner.machine.assignments if claims else ())
             running.unread += running.fleet.poll(0.0)
         return made.result()
 
 
-def _window(one: RoundRunner, closed: RoundResult) -> list[float]:
+def _window(runner: RoundRunner, closed: RoundResult) -> list[float]:
     """Return the norms of the round's updates, if the plan bounds those of later rounds by a quantile of them."""
-    if not isinstance(one.plan.server.max_norm, str) or closed.reason in NO_STEP:
+    if not isinstance(runner.plan.server.max_norm, str) or closed.reason in NO_STEP:
         return []
-    return [one.fold.norms[str(update_id)] for update_id in closed.aggregated]
+    return [runner.aggregator.norms[str(update_id)] for update_id in closed.aggregated]
 
 
-def _names(one: RoundRunner) -> dict[str, Any]:
+def _names(runner: RoundRunner) -> dict[str, Any]:
     """Return the fields of `RoundClosed` for the recorded metrics of the round's updates, and the number of
     other metrics.
     """
-    accepted = one.running.past.line.now.accepted
+    accepted = runner.running.past.line.now.accepted
     said = [event.header.get("metrics", {}) for event in accepted]
     names = [*names_in(said, MEASURED), *names_in(said, TRAINED)]
     others = sum(name not in names for metrics in said for name in metrics)
     return {"names": names, "ignored": others + sum(event.ignored for event in accepted)}
 
 
-def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
+def _measured(runner: RoundRunner, now: float) -> list[MeasureRow]:
     """Return the rows of what this round's replies show about devices' speed.
 
     Replies are read in the order of the journal, so a resumed round learns the same.
     """
-    running = one.running
+    running = runner.running
     if running.plan.is_protected:
         return []  # such an update tells no times
     work = work_key(running.plan, running.layout)
     for event in running.past.line.now.accepted:
-        header = one.headers[UpdateId.parse(event.update_id)]
+        header = runner.headers[UpdateId.parse(event.update_id)]
         hello = running.presence.hellos.get(event.device)
         if hello is not None:
             running.known.greeted(event.device, hello.link.get("rtt_s", 0.0))
@@ -155,43 +156,43 @@ def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
     return [] if running.simulated else running.known.news(now)
 
 
-def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
+def _stepped(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
     """Move the model by the round's updates; return the final result, and the updates that count less.
 
     If the sum is too large for a model, the step is made without the updates that caused this. They are dropped. If too
     few updates are left, no step is made.
     """
-    headers = [one.headers[update_id] for update_id in closed.aggregated]
-    caps, bounds = caps_of(one.plan, headers), one.plan.server.max_norm is not None
+    running, headers = runner.running, [runner.headers[update_id] for update_id in closed.aggregated]
+    caps, bounds = caps_of(runner.plan, headers), runner.plan.server.max_norm is not None
     if bounds:
-        own = [one.fold.norms[str(header.update_id)] for header in headers]
-        caps = replace(caps, norm=largest_norm(one.plan, one.running.past.norms or own))
-    capped = one.fold.capped(caps, headers)
+        own = [runner.aggregator.norms[str(header.update_id)] for header in headers]
+        caps = replace(caps, norm=largest_norm(runner.plan, running.past.norms or own))
+    capped = runner.aggregator.capped(caps, headers)
     again = any(key in found for found in capped.values() for key in ("counted", "a_counted"))
-    again = again or (bounds and caps.norm != one.fold.caps.norm)
-    if not again and one.fold.fits():
-        one.fold.step(one.running.model, one.running.past.steps_made)
+    again = again or (bounds and caps.norm != runner.aggregator.caps.norm)
+    if not again and runner.aggregator.fits():
+        runner.aggregator.step(running.model, running.past.steps_made)
         return closed, capped
-    new = partial(one.running.mode.aggregator, one.running, one.opened, caps if again else None)
-    discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
-    aggregated = [(header, one.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
+    new = partial(running.mode.aggregator, running, runner.opened, caps if again else None)
+    discounts = {event.update_id: event.discount for event in running.past.line.now.accepted}
+    aggregated = [(header, runner.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
     if again:
-        one.fold = one.fold.replaced(new)  # frees the memory of the old sum
-        refold(one.fold, aggregated)
-        if one.fold.fits():
-            one.fold.step(one.running.model, one.running.past.steps_made)
+        runner.aggregator = runner.aggregator.replaced(new)  # frees the memory of the old sum
+        add_again(runner.aggregator, aggregated)
+        if runner.aggregator.fits():
+            runner.aggregator.step(running.model, running.past.steps_made)
             return closed, capped
-    one.fold = new()
-    one.fold, spoilers = aggregated_without(new, aggregated)
-    spoiled = [header.update_id for header in spoilers]
-    for update_id in spoiled:
-        events += one.drop_events(update_id, TOO_LARGE)
-    left = tuple(u for u in closed.aggregated if u not in spoiled)
-    if len(left) < one.opened.min_updates:
+    runner.aggregator = new()
+    runner.aggregator, left_out = aggregated_without(new, aggregated)
+    too_large = [header.update_id for header in left_out]
+    for update_id in too_large:
+        events += runner.drop_events(update_id, TOO_LARGE)
+    left = tuple(u for u in closed.aggregated if u not in too_large)
+    if len(left) < runner.opened.min_updates:
         return RoundResult("too-few", (), (*closed.dropped, *closed.aggregated), closed.outstanding), {}
-    one.fold.step(one.running.model, one.running.past.steps_made)
+    runner.aggregator.step(running.model, running.past.steps_made)
     counted = {str(u): capped[str(u)] for u in left if str(u) in capped}
-    return RoundResult(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding), counted
+    return RoundResult(closed.reason, left, (*closed.dropped, *too_large), closed.outstanding), counted
 
 
 TOO_LARGE = "bad-payload: numbers too large to be added"
@@ -206,47 +207,47 @@ def aggregated_without(
     An update is left out if the sum fits before it and does not fit with it. This depends on the order alone, so a
     restart leaves out the same updates.
     """
-    fold, spoilers = new(), list[ReplyHeader]()
+    aggregator, too_large = new(), list[ReplyHeader]()
     for header, frames, discount in aggregated:
-        before = fold.copy()
-        fold.add(header, frames, discount)
-        if not fold.fits():
-            fold = before
-            spoilers.append(header)
-    return fold, spoilers
+        before = aggregator.copy()
+        aggregator.add(header, frames, discount)
+        if not aggregator.fits():
+            aggregator = before
+            too_large.append(header)
+    return aggregator, too_large
 
 
-def refold(fold: RoundAggregator, aggregated: Sequence[AggregatedUpdate]) -> None:
+def add_again(aggregator: RoundAggregator, aggregated: Sequence[AggregatedUpdate]) -> None:
     """Add updates that were aggregated before to an empty aggregator, in their order."""
     for header, frames, discount in aggregated:
-        fold.add(header, frames, discount)
+        aggregator.add(header, frames, discount)
 
 
 def where_time_went(
-    one: RoundRunner, closed: RoundResult, counted: Sequence[ReplyHeader]
+    runner: RoundRunner, closed: RoundResult, counted: Sequence[ReplyHeader]
 ) -> tuple[str, dict[str, float]]:
     """Return the device whose reply came last, and the seconds by stage until its update was in the sum.
 
     In a buffered round an assignment of an earlier round may have filled the buffer. A simulation's clock does not
     count the aggregator's work, so there `aggregate_s` is that of all updates.
     """
-    assigned = set(one.machine.assignments.values())
+    assigned = set(runner.machine.assignments.values())
     arrived = [
         (header.transfer.arrived_at, header)
         for header in counted
         if header.transfer and (closed.reason == "buffer" or header.assignment_id in assigned)
     ]
     if not arrived:
-        return "", {"aggregate_s": one.folding_s} if one.running.simulated else {}
+        return "", {"aggregate_s": runner.adding_s} if runner.running.simulated else {}
     _, last = max(arrived, key=lambda pair: pair[0])
     assert last.transfer is not None
     pulled_at = last.transfer.pulled_at  # 0 for a masked update: an advertisement has answered its assignment before
     return last.update_id.device, {
-        **({"wait_s": max(0.0, pulled_at - one.opened.at)} if pulled_at else {}),
-        **({} if one.plan.is_protected else asdict(last.timings)),  # such an update tells no times
+        **({"wait_s": max(0.0, pulled_at - runner.opened.at)} if pulled_at else {}),
+        **({} if runner.plan.is_protected else asdict(last.timings)),  # such an update tells no times
         "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
-        "receive_s": one.receive_s.get(last.update_id, 0.0),
-        "aggregate_s": one.folding_s if one.running.simulated else one.aggregate_s.get(last.update_id, 0.0),
+        "receive_s": runner.receive_s.get(last.update_id, 0.0),
+        "aggregate_s": runner.adding_s if runner.running.simulated else runner.aggregate_s.get(last.update_id, 0.0),
     }
 
 
@@ -268,17 +269,17 @@ class AggregationQueue:
     """
 
     def __init__(self, at_once: bool = False) -> None:
-        self._worker = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
+        self._worker = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="aggregation")
         self._done: list[AggregationResult] = []
         self._begun: dict[UpdateId, Future[AggregationResult]] = {}  # in their order
 
-    def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
+    def begin(self, update_id: UpdateId, add: Callable[[], None]) -> None:
         """Start an addition, and time it."""
 
         def timed() -> AggregationResult:
             start = time.perf_counter()
             try:
-                fold()
+                add()
             except BadPayload as error:
                 return AggregationResult(update_id, time.perf_counter() - start, rejected=f"bad-payload: {error}")
             return AggregationResult(update_id, time.perf_counter() - start)

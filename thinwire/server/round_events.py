@@ -1,4 +1,4 @@
-"""A round receives events, returns actions, and opens with terms; this module defines all three.
+"""A round receives events, returns actions, and opens with a configuration; this module defines all three.
 
 The state machines (`RoundMachine` in `round.py` and its subclasses) share these types. An event says what happened,
 such as a reply that arrived. An action says what the driver (`round_runner.py`) has to do next. Times are seconds on
@@ -33,7 +33,7 @@ class SlotLease:
 
 @dataclass(frozen=True)
 class RoundConfig:
-    """The terms of a round, decided when it opened.
+    """The configuration of a round, decided when it opened.
 
     `assignments` maps each selected device to its `assignment_id`. `earlier` holds the devices that still work on an
     assignment of an earlier round. `slowest_s` gives the seconds of a device's slowest recent reply.
@@ -188,7 +188,7 @@ Input = (
     | PhaseEnded
     | MasksRemoved
 )
-Told = Iterable[tuple[Input, float]]  # (event, elapsed_s) pairs from before a restart, in the journal's order
+PastEvents = Iterable[tuple[Input, float]]  # (event, elapsed_s) pairs from before a restart, in the journal's order
 
 
 @dataclass(frozen=True)

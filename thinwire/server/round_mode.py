@@ -109,13 +109,13 @@ class RoundMode:
 
     def machine(self, opened: RoundOpened, running: RunContext) -> RoundMachine:
         """Build the state machine of a round, which may have opened before a restart."""
-        past, terms = running.past, self.terms(opened)
-        since_s = max(terms.opened_s, past.line.current_since_s)
-        earlier = at_work_before(past, opened.round) if terms.max_concurrency else {}
-        return Round(replace(terms, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
+        past, config = running.past, self.config(opened)
+        since_s = max(config.opened_s, past.line.current_since_s)
+        earlier = at_work_before(past, opened.round) if config.max_concurrency else {}
+        return Round(replace(config, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
 
-    def terms(self, opened: RoundOpened) -> RoundConfig:
-        """Return the terms of a round that follow from its opening event and the plan."""
+    def config(self, opened: RoundOpened) -> RoundConfig:
+        """Return the configuration of a round that follows from its opening event and the plan."""
         cohort = self.plan.cohort
         return RoundConfig(
             number=opened.round,
@@ -165,7 +165,7 @@ class RoundMode:
         """Return why the result of a round may not be released; "" if it may."""
         return ""
 
-    def released(self, running: RunContext, number: int, stored: Event, fold: RoundAggregator) -> list[Event]:
+    def released(self, running: RunContext, number: int, stored: Event, aggregator: RoundAggregator) -> list[Event]:
         """Return that the model of a round is released, in a private run; recorded with the round's end."""
         return []
 

@@ -48,20 +48,20 @@ class RoundRunner:
         self.running, self.opened, self.plan = running, opened, running.plan
         self.machine = running.mode.machine(opened, running)
         self.headers: dict[UpdateId, ReplyHeader] = {}
-        self.headers_of: Counter[str] = Counter()  # assignment_id -> replies to it that were not deferred
+        self.reply_counts: Counter[str] = Counter()  # assignment_id -> replies to it that were not deferred
         others = Replacements(running, opened, self.machine.assignments)
         self.replacements = others.in_time if running.mode.replaces else nobody
         self.resumed = False  # True if the round opened earlier, perhaps in a process that was killed
-        self.missed = False  # True once devices that did not reconnect count as lost
-        self.fold = running.mode.aggregator(running, opened)
-        self.fold.reserve(opened.target_updates)
-        self.folds = AggregationQueue(at_once=running.simulated)
-        self.folding_s = 0.0  # seconds in which updates were added to the sum
+        self.absent_counted = False  # True once devices that did not reconnect count as lost
+        self.aggregator = running.mode.aggregator(running, opened)
+        self.aggregator.reserve(opened.target_updates)
+        self.additions = AggregationQueue(at_once=running.simulated)
+        self.adding_s = 0.0  # seconds in which updates were added to the sum
         self.began_at = running.clock.wall()
         self.receive_s: dict[UpdateId, float] = {}  # from a reply's arrival, or its round's begin, until it is handled
         self._handled_at: dict[UpdateId, float] = {}  # by the stopwatch, until the update is in the sum
         self.aggregate_s: dict[UpdateId, float] = {}  # from there until the update is in the sum
-        self.later: list[Event] = []  # events that decide nothing: recorded with the next decision
+        self.unwritten_events: list[Event] = []  # events that decide nothing: recorded with the next decision
         # Replies of this poll: recorded before any other event.
         self.accepted: list[tuple[ReplyHeader, AggregateUpdate]] = []
 
@@ -85,7 +85,7 @@ class RoundRunner:
                         break  # the round stays open, and the next start resumes it
                     self.on(round_events.Stop() if stopping else round_events.Tick())
         finally:
-            self.folds.close()
+            self.additions.close()
 
     def _outstanding(self) -> list[tuple[str, str]]:
         """Return (device, `assignment_id`) of this round's outstanding assignments, in the order of selection.
@@ -99,19 +99,19 @@ class RoundRunner:
 
     def _take_deferred(self) -> None:
         """Handle the deferred replies, in the order of their arrival."""
-        self.missed = False  # a deferred reply may make a disconnected device outstanding again: check once more
+        self.absent_counted = False  # a deferred reply may make a disconnected device outstanding again
         self._take(self.running.take_deferred())
 
     def _miss(self, assigned: Iterable[str]) -> None:
         """Count the devices that did not reconnect after a restart as lost; later the fleet reports them itself."""
-        if not self.missed and self.running.elapsed >= self.running.return_by:
-            self.missed = True
+        if not self.absent_counted and self.running.elapsed >= self.running.return_by:
+            self.absent_counted = True
             for device in sorted(set(assigned) - set(self.running.presence.hellos)):
                 self.on(round_events.DeviceDisconnected(device, "did not come back"))
 
     def _wait(self) -> float:
         """Return the seconds that the next poll may wait. A round that only sums wants its devices for the next one."""
-        if self.folds.running:
+        if self.additions.running:
             if not self.running.past.ledger.busy:
                 self.running.leases.want(self.running.run_id, self.machine.assignments)
             return 0.0
@@ -126,14 +126,14 @@ class RoundRunner:
                 case PhaseReply():
                     self.on_message(arrival)
                 case Failure(kind, text, assignment_id, device):
-                    self._earlier(device, kind, text, assignment_id)
+                    self._fail_elsewhere(device, kind, text, assignment_id)
                     self.on(round_events.AssignmentFailed(device, assignment_id, kind, text))
                 case ClientConnected(device):
                     self.on(round_events.DeviceConnected(device))
                 case ClientDisconnected(device, why):
                     if why == "revoked":
                         self._withdraw(device)
-                    self._earlier(device, "offline", why)
+                    self._fail_elsewhere(device, "offline", why)
                     self.on(round_events.DeviceDisconnected(device, why))
         if self.accepted:
             self.record()
@@ -147,14 +147,14 @@ class RoundRunner:
         """
         self._aggregated(0.0)
         for update_id in [found for found in self.machine.aggregating if found.device == device]:
-            if self.folds.withdraw(update_id):
+            if self.additions.withdraw(update_id):
                 self.on(round_events.AggregationRejected(update_id, "revoked"))
         self.running.forget(device)
-        if self.later:
+        if self.unwritten_events:
             self.record()
         self._take_deferred()
 
-    def _earlier(self, device: str, kind: str, text: str, assignment_id: str = "") -> None:
+    def _fail_elsewhere(self, device: str, kind: str, text: str, assignment_id: str = "") -> None:
         """Record that the device will not reply to its assignments of other rounds.
 
         This concerns the assignment `assignment_id` if it is named, otherwise all up to this round. The assignment that
@@ -184,11 +184,11 @@ class RoundRunner:
             return
         if wrong := invalid_reply(running, header):
             kind, text = wrong
-            self._earlier(update_id.device, kind, text, header.assignment_id)
+            self._fail_elsewhere(update_id.device, kind, text, header.assignment_id)
             self.on(round_events.AssignmentFailed(update_id.device, header.assignment_id, kind, text))
             running.fleet.ack([update_id])
             return
-        if self.headers_of[header.assignment_id] > 1:
+        if self.reply_counts[header.assignment_id] > 1:
             running.fleet.ack([update_id])  # a device that repeats its replies must not fill the journal
             return
         if self.machine.closed or assignment_round(header.assignment_id) > self.opened.round:
@@ -199,7 +199,7 @@ class RoundRunner:
         if header.transfer is not None:
             since = max(header.transfer.arrived_at, self.began_at)
             self.receive_s[update_id] = max(0.0, running.clock.wall() - since)
-        self.headers_of[header.assignment_id] += 1
+        self.reply_counts[header.assignment_id] += 1
         if running.past.ledger.is_answered(header.assignment_id) and header.assignment_id not in self.machine.replied:
             self._drop_unseen(update_id, "duplicate")
             return
@@ -244,7 +244,7 @@ class RoundRunner:
                     facts += self.drop_events(update_id, reason)
                 case round_events.DeferUpdate(update_id):
                     deferred = self.headers.pop(update_id)
-                    self.headers_of[deferred.assignment_id] -= 1
+                    self.reply_counts[deferred.assignment_id] -= 1
                     running.defer(deferred)
                 case round_events.MarkLost(device, assignment_id, kind, text) if assignment_id not in running.deferred:
                     facts.append(running.failed(number, device, assignment_id, kind, text))
@@ -320,19 +320,19 @@ class RoundRunner:
     def begin(self, header: ReplyHeader, discount: float) -> None:
         """Start to aggregate an update that is recorded as accepted."""
         frames = self.frames(header.update_id)
-        self.folds.begin(header.update_id, lambda: self.fold.add(header, frames, discount))
+        self.additions.begin(header.update_id, lambda: self.aggregator.add(header, frames, discount))
 
     def _aggregated(self, wait_s: float) -> None:
         """Tell the state machine which updates were aggregated or rejected; wait up to `wait_s` s for the next one."""
-        for outcome in self.folds.finished(wait_s):
-            self.folding_s += outcome.seconds
+        for outcome in self.additions.finished(wait_s):
+            self.adding_s += outcome.seconds
             if handled_at := self._handled_at.pop(outcome.update_id, 0.0):  # else by an earlier process
                 self.aggregate_s[outcome.update_id] = time.perf_counter() - handled_at
             if outcome.rejected:
                 self.on(round_events.AggregationRejected(outcome.update_id, outcome.rejected))
                 self._take_deferred()  # the round may accept replies again
             else:
-                self.later.append(
+                self.unwritten_events.append(
                     UpdateAggregated(
                         self.running.clock.wall(), self.opened.round, str(outcome.update_id), outcome.seconds
                     )
@@ -344,10 +344,10 @@ class RoundRunner:
 
         After the commit the accepted updates go to the aggregation.
         """
-        later, self.later = self.later, []
+        unwritten, self.unwritten_events = self.unwritten_events, []
         accepted, self.accepted = self.accepted, []
         facts = [event for header, action in accepted for event in self._accepted(header, action)]
-        self.running.record(*later, *facts, *events, measured=measured)
+        self.running.record(*unwritten, *facts, *events, measured=measured)
         for header, action in accepted:
             self.begin(header, action.discount)
 

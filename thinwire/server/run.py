@@ -107,9 +107,9 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
     running.assign(running.mode.sent_again(running))
     if past.line.current and past.line.accepts_replies:
         running.record_resumed(past.line.current.round)
-        if (one := _runner(running, past.line.current, paused)) is None:
+        if (runner := _ready_runner(running, past.line.current, paused)) is None:
             return
-        _one(running, rebuild_round(one), watch)
+        _drive_round(running, rebuild_round(runner), watch)
     _await_holdout(running, watch)
     while past.steps_made < plan.run.rounds and past.scores.reached is None:
         if past.scores.lost_patience(plan.run.patience) or running.must_stop():
@@ -127,9 +127,9 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
             _wait_for_busy(running)
             continue
         current = past.line.current or opened
-        if (one := _runner(running, current, paused)) is None:
+        if (runner := _ready_runner(running, current, paused)) is None:
             return
-        _one(running, rebuild_round(one) if past.line.now.since else one, watch)
+        _drive_round(running, rebuild_round(runner) if past.line.now.since else runner, watch)
         _await_holdout(running, watch)
 
 
@@ -147,7 +147,7 @@ def _await_holdout(running: RunContext, watch: HoldoutWatch | None, over: bool =
         listen(running, POLL_S)
 
 
-def _runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRunner | None:
+def _ready_runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRunner | None:
     """Return the driver of a round, once the disk has space for its updates; None if the run is stopped before.
 
     Meanwhile the run's clock stands still, other runs go on, and a person may pause this one. Nothing makes space for a
@@ -156,7 +156,7 @@ def _runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRu
     kind, waited = SecureRoundRunner if running.plan.secure.enabled else RoundRunner, False
     while True:
         try:
-            one = kind(running, opened)
+            runner = kind(running, opened)
         except TooLittleSpace as error:
             if running.simulated:
                 raise
@@ -167,7 +167,7 @@ def _runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRu
             if waited:
                 running.go_on()
                 running.status("running", f"round {opened.round} goes on")
-            return one
+            return runner
         if paused() is not None:
             _wait_while(running, paused)
         if running.must_stop():
@@ -175,17 +175,17 @@ def _runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRu
         listen(running, POLL_S)
 
 
-def _one(running: RunContext, one: RoundRunner, watch: HoldoutWatch | None) -> None:
+def _drive_round(running: RunContext, runner: RoundRunner, watch: HoldoutWatch | None) -> None:
     """Drive one round to its close, then delete the model versions that nothing needs any more."""
     running.in_round = True
     try:
-        one.run()
+        runner.run()
         running.in_round = False
-        if one.machine.closed:
-            finish(one)
+        if runner.machine.closed:
+            finish(runner)
             require_metrics(running)
     finally:
-        one.fold.close()
+        runner.aggregator.close()
     past, newest, met = running.past, running.past.version, running.past.scores.reached
     sent = {
         newest,

@@ -121,12 +121,12 @@ class SecureMode(RoundMode):
         return SecureAggregator(self.plan, running.layout, self.secure_work(running, opened.round), running.identity)
 
     def machine(self, opened: RoundOpened, running: RunContext) -> SecureRoundMachine:
-        fold = self.aggregator(running, opened)
+        aggregator = self.aggregator(running, opened)
         assignment = running.training(next(iter(opened.assignments.values()))).assignment  # ctx0 covers what all share
         model = model_digest(assignment.base_digest, running.model.buffers)
-        context0 = context_of_assignment(assignment, self.plan, model, fold.terms)
+        context0 = context_of_assignment(assignment, self.plan, model, aggregator.terms)
         selected = identities(running, opened.assignments)
-        return SecureRoundMachine(self.terms(opened), secure=SecureRound(fold.terms, context0, selected))
+        return SecureRoundMachine(self.config(opened), secure=SecureRound(aggregator.terms, context0, selected))
 
 
 INSTALL = "thinwire devices roster install SIGNED.json --key KEY.pem.pub"
@@ -197,9 +197,9 @@ class SecureRoundMachine(RoundMachine):
     @property
     def deadline_at(self) -> float:
         """Return the time at which the open phase ends, in seconds on the run's clock."""
-        begins_s, lasts_s = self.terms.opened_s, self.terms.deadline_s * (1 - RESERVE)
+        begins_s, lasts_s = self.config.opened_s, self.config.deadline_s * (1 - RESERVE)
         if self.secure.phase in ("agree", "unmask"):
-            begins_s, lasts_s = begins_s + lasts_s, self.terms.deadline_s * RESERVE
+            begins_s, lasts_s = begins_s + lasts_s, self.config.deadline_s * RESERVE
         return begins_s + PHASE_ENDS[self.secure.phase] * lasts_s
 
     @property
@@ -230,7 +230,7 @@ class SecureRoundMachine(RoundMachine):
             return found is not None
         return not self.secure.outstanding or now >= self.deadline_at
 
-    def _shutting(self, now: float) -> CloseReason | None:
+    def _closing_reason(self, now: float) -> CloseReason | None:
         del now  # a phase that is full or late is closed by `_decide`, also after a restart: the masks are still on
         return self.shut
 
@@ -238,7 +238,7 @@ class SecureRoundMachine(RoundMachine):
         """Return the reason for which no more masked vectors are accepted, or None."""
         if not self.secure.outstanding:
             return "enough" if self.secure.dropped else "all"
-        if len(self.aggregated) >= self.terms.target_updates:
+        if len(self.aggregated) >= self.config.target_updates:
             return "enough"
         return "deadline" if now >= self.deadline_at else None
 

@@ -54,7 +54,7 @@ class SecureRoundRunner(RoundRunner):
     """Runs one secure round from its opening, or after a restart, until it closes."""
 
     machine: SecureRoundMachine
-    fold: SecureAggregator
+    aggregator: SecureAggregator
 
     def __init__(self, running: RunContext, opened: RoundOpened) -> None:
         super().__init__(running, opened)
@@ -65,14 +65,14 @@ class SecureRoundRunner(RoundRunner):
     def aborted(self) -> Iterator[tuple[round_events.Input, float]]:
         """Yield the input that aborts a round of a simulation whose process was killed, in whatever phase it was."""
         if self._unreadable:
-            yield round_events.MasksRemoved(self._unreadable), self.machine.terms.opened_s
+            yield round_events.MasksRemoved(self._unreadable), self.machine.config.opened_s
 
     def replayed(self, event: PhaseClosed) -> Iterator[tuple[round_events.Input, float]]:
         """Yield the inputs that a closed phase stands for: its messages in their order, and its end.
 
         If the file of its messages is damaged, or missing because the store is a restored backup, the round is aborted.
         """
-        now, messages = self.machine.terms.opened_s + event.elapsed_s, dict[str, bytes]()
+        now, messages = self.machine.config.opened_s + event.elapsed_s, dict[str, bytes]()
         try:
             messages = self._files.read(event) if event.messages and not self._unreadable else {}
         except DataLost as error:
@@ -87,15 +87,15 @@ class SecureRoundRunner(RoundRunner):
 
     def summed(self) -> list[Event]:
         """Return the event about the sum, if the round has one."""
-        return [self.fold.summed] if self.fold.summed is not None else []
+        return [self.aggregator.summed] if self.aggregator.summed is not None else []
 
     def evaluated(self, now: float) -> list[Evaluated]:
         """Return the evaluation of the base model by the summed metrics, if it was not evaluated before."""
         base, running = self.opened.base_version, self.running
-        metrics = {name: pair for name, pair in self.fold.metrics.items() if name.startswith(MEASURED)}
+        metrics = {name: pair for name, pair in self.aggregator.metrics.items() if name.startswith(MEASURED)}
         if not metrics or base in running.past.scores.evaluated:
             return []
-        return [summed_evaluation(running, base, metrics, self.fold.total.clients, now)]
+        return [summed_evaluation(running, base, metrics, self.aggregator.total.clients, now)]
 
     def _outstanding(self) -> list[tuple[str, str]]:
         """Return the training assignments to send: in later phases every device has its own already."""
@@ -138,7 +138,9 @@ class SecureRoundRunner(RoundRunner):
         if self.machine.closed or self.machine.assignments.get(device) != assignment_id:
             return
         try:
-            message = _decode(reply.message, self.machine.secure.terms.selected, phase, self.fold.terms.post_quantum)
+            message = _decode(
+                reply.message, self.machine.secure.terms.selected, phase, self.aggregator.terms.post_quantum
+            )
         except ValueError as error:
             self.on(round_events.AssignmentFailed(device, assignment_id, "protocol", str(error)))
             return
@@ -191,7 +193,7 @@ class SecureRoundRunner(RoundRunner):
         reason = machine.closing if phase == "masked" else ""
         digest = self._files.write(phase, messages) if phase in STORED else ""
         dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
-        elapsed_s = running.elapsed - machine.terms.opened_s
+        elapsed_s = running.elapsed - machine.config.opened_s
         now, number = running.clock.wall(), self.opened.round
         return PhaseClosed(now, number, phase, elapsed_s, received, dropped, reason, digest)
 
@@ -224,13 +226,13 @@ class SecureRoundRunner(RoundRunner):
 
         A vector whose file is damaged leaves the sum too.
         """
-        self.folds.settle()  # no addition may go on: it would go into the old sum
-        added, damaged = self.fold.added, dict[UpdateId, BadPayload]()
-        self.fold = cast(SecureAggregator, self.running.mode.aggregator(self.running, self.opened))
+        self.additions.settle()  # no addition may go on: it would go into the old sum
+        added, damaged = self.aggregator.added, dict[UpdateId, BadPayload]()
+        self.aggregator = cast(SecureAggregator, self.running.mode.aggregator(self.running, self.opened))
         for update_id in added:
             try:
                 if update_id != without:
-                    self.fold.add(self.headers[update_id], self.frames(update_id), 1.0)
+                    self.aggregator.add(self.headers[update_id], self.frames(update_id), 1.0)
             except BadPayload as error:
                 damaged[update_id] = error
         for update_id, found in damaged.items():
@@ -239,9 +241,9 @@ class SecureRoundRunner(RoundRunner):
     def _unmask(self, removal: Removal) -> str:
         """Remove the masks from the sum; return "" or why that is not possible."""
         running, seed = self.running, self.machine.secure.rotation_seed
-        elapsed_s = running.elapsed - self.machine.terms.opened_s
+        elapsed_s = running.elapsed - self.machine.config.opened_s
         try:
-            self.fold.unmask(removal, seed, self.opened.round, running.clock.wall(), elapsed_s)
+            self.aggregator.unmask(removal, seed, self.opened.round, running.clock.wall(), elapsed_s)
         except (Aborted, BadSum) as error:
             return str(error)
         return ""

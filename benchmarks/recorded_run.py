@@ -165,8 +165,8 @@ def restart(target: Path, run_id: str) -> dict[str, Any]:
         running = context(store, home, run_id)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - spent
         peak = status_bytes(os.getpid(), "VmHWM")
-        if running.past.version < 1:
-            raise RuntimeError(f"{run_id} was not rebuilt: it has version {running.past.version}")
+        if running.run_state.version < 1:
+            raise RuntimeError(f"{run_id} was not rebuilt: it has version {running.run_state.version}")
     return {"restart_s": seconds, "restart_cpu_s": cpu_s, "restart_mb": max(0, peak - before) / 1e6}
 
 

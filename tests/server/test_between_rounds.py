@@ -22,7 +22,7 @@ def stub(lost: list[str], deferred: dict[str, Any], *arrivals: Failure) -> RunCo
     return cast(
         RunContext,
         SimpleNamespace(
-            poll=lambda wait_s: arrivals, past=SimpleNamespace(ledger=ledger), deferred=deferred, elapsed=0.0,
+            poll=lambda wait_s: arrivals, run_state=SimpleNamespace(ledger=ledger), deferred=deferred, elapsed=0.0,
             return_by=1.0, lose=lambda device, kind, text, assignment_id: lost.append(assignment_id),
         ),
     )  # fmt: skip

@@ -40,15 +40,15 @@ class Aggregator:
     def __init__(self, folder: Path, spec: str) -> None:
         down = {"codec": spec, "log_rounds": 12, "full_every": 76}
         self.plan = RunPlan.from_json({"run": {"task": "t"}, "local": {"lr": 1}, "downlink": down})
-        self.versions, self.past = Versions(folder, LAYOUT), RunState()
+        self.versions, self.run_state = Versions(folder, LAYOUT), RunState()
         self.model = Model(LAYOUT, made(LAYOUT.size, 0, "normal", 0), np.zeros(4, np.float32), {})
-        self.past.apply(self.versions.write(0, self.model.params, self.model.buffers, {}, 0.0))
+        self.run_state.apply(self.versions.write(0, self.model.params, self.model.buffers, {}, 0.0))
         self.restart()
 
     def restart(self) -> None:
-        assert self.past.bases.model is not None
-        self.model = Model(LAYOUT, *self.versions.read(self.past.bases.model), {})
-        self.sending = ModelDistributor(self.plan, self.versions, self.past, self.model)
+        assert self.run_state.bases.model is not None
+        self.model = Model(LAYOUT, *self.versions.read(self.run_state.bases.model), {})
+        self.sending = ModelDistributor(self.plan, self.versions, self.run_state, self.model)
 
     def step(self, version: int) -> str:
         """Another version; gives the digest that devices are to hold."""
@@ -56,16 +56,16 @@ class Aggregator:
         self.model.buffers = np.full(4, version, np.float32)
         stored = self.versions.write(version, self.model.params, self.model.buffers, {}, 0.0)
         for event in (stored, *self.sending.publish(version, 0.0)):
-            self.past.apply(event)
+            self.run_state.apply(event)
         self.versions.prune([version], [version], range(version - 11, version + 1))
-        return self.past.bases.newest.digest
+        return self.run_state.bases.newest.digest
 
     def bring(self, device: str, replica: ModelReplica) -> tuple[str, ...]:
         """Bring a device to the newest version; gives the names of the parts that it took."""
         if replica.version is not None:
-            self.past.bases.held[device] = replica.version
+            self.run_state.bases.held[device] = replica.version
         payload = self.sending.payload_for(device)
-        base = self.past.bases.newest
+        base = self.run_state.bases.newest
         assignment = Assignment(
             "x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=payload.parts
         )

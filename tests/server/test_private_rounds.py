@@ -192,7 +192,7 @@ def test_a_device_that_has_brought_spending_is_excluded_alone_with_the_command_t
     )
     running: Any = SimpleNamespace(
         simulated=False, store=SimpleNamespace(privacy=privacy), presence=SimpleNamespace(devices=["a", "b"]),
-        past=SimpleNamespace(rounds_opened=0),
+        run_state=SimpleNamespace(rounds_opened=0),
     )  # fmt: skip
     release = Release.from_json(CHEAP)
     assert budget.excluded(running, "a", release) == ""
@@ -212,7 +212,7 @@ def test_a_device_that_joins_again_under_another_name_keeps_the_rounds_of_this_r
             reserve(store, run_id, number, population="toy", release=CHEAP, devices=("pi-01", "pi-02"))
         running: Any = SimpleNamespace(
             simulated=False, store=store, run_id=run_id, presence=SimpleNamespace(devices=["pi-01", "pi-02"]),
-            past=SimpleNamespace(rounds_opened=2),
+            run_state=SimpleNamespace(rounds_opened=2),
         )  # fmt: skip
         assert "has taken part in 2 rounds" in budget.excluded(running, "pi-01", release)
         store.roster.leave("pi-01")
@@ -378,6 +378,6 @@ def test_a_start_deletes_what_a_kill_left_of_a_noised_model_half_written(tmp_pat
     for name in (*kept, ".v000002.model.hidden", ".v000002.state.hidden.x7_q2", "v000002.model.hidden"):
         (tmp_path / name).write_bytes(b"noised")
     versions = Versions(tmp_path, LAYOUT, durable=False)
-    running: Any = SimpleNamespace(versions=versions, past=SimpleNamespace(version=1))
+    running: Any = SimpleNamespace(versions=versions, run_state=SimpleNamespace(version=1))
     CentralMode(PLAN).reveal(running, starts=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == kept

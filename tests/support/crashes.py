@@ -282,9 +282,9 @@ class Outcome:
         assert_sums_agree(store, run_id, self.events)
         every_assignment_has_one_outcome(store, run_id, self.events)
         self.status = store.run(run_id).status
-        self.past = RunState()
+        self.run_state = RunState()
         for event in self.events:
-            self.past.apply(event)
+            self.run_state.apply(event)
         self.devices, self.fleet = list(fleet.devices), fleet
         self.folder = home.run(run_id) if home is not None else Path()
         self.told = told_of(fleet.devices.values())
@@ -295,7 +295,9 @@ class Outcome:
     @property
     def outcomes(self) -> dict[UpdateId, UpdateOutcome]:
         return {
-            outcome.update_id: outcome for name in self.devices for outcome in self.past.ledger.outcomes.of(name, KEPT)
+            outcome.update_id: outcome
+            for name in self.devices
+            for outcome in self.run_state.ledger.outcomes.of(name, KEPT)
         }
 
     def same(self) -> dict[str, object]:

@@ -141,4 +141,6 @@ def told(story: Story, folder: Path) -> Told:
         there = list(running[0].presence.devices)
         params = running[0].model.params.tolist()
         told_at_most = story.plan.cohort.max_staleness + story.plan.local.delay + 2
-        return Told(events, store.run(run_id).status, params, devices, there, told_at_most, running[0].past, story.plan)
+        return Told(
+            events, store.run(run_id).status, params, devices, there, told_at_most, running[0].run_state, story.plan
+        )

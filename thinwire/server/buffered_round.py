@@ -218,13 +218,13 @@ class BufferedMode(RoundMode):
 
     def select(self, running: RunContext, number: int) -> Cohort:
         """Return all idle devices, as far as concurrency slots are free."""
-        at_work = sum(running.elapsed < assigned.due_s for assigned in running.past.ledger.oldest())
+        at_work = sum(running.elapsed < assigned.due_s for assigned in running.run_state.ledger.oldest())
         present, unable = running.presence.devices, running.unable()
         return select_for_buffer(self.plan, number, present, unable, self.busy(running), at_work)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         """Return True if the buffer selects a device, or can receive a reply without that."""
-        at_work = (running.elapsed < assigned.due_s for assigned in running.past.ledger.oldest())
+        at_work = (running.elapsed < assigned.due_s for assigned in running.run_state.ledger.oldest())
         return bool(cohort.selected or running.deferred) or any(at_work)
 
     def timed(self, running: RunContext, cohort: Cohort, min_updates: int) -> tuple[Sequence[str], int]:
@@ -249,7 +249,7 @@ class BufferedMode(RoundMode):
             assigned.device: SlotLease(
                 assigned.assignment_id, math.inf if assigned.assignment_id in running.deferred else assigned.due_s
             )
-            for assigned in running.past.ledger.oldest()
+            for assigned in running.run_state.ledger.oldest()
             if assigned.round != opened.round
         }
         further = partial(self._follow_up, running, opened.round)
@@ -257,7 +257,7 @@ class BufferedMode(RoundMode):
 
     def _follow_up(self, running: RunContext, number: int, device: str) -> str:
         """Return the `assignment_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""
-        if running.past.steps_made + 1 >= self.plan.run.rounds or not running.is_free(device):
+        if running.run_state.steps_made + 1 >= self.plan.run.rounds or not running.is_free(device):
             return ""
         return assignment_id_of(running.run_id, number, device, follow_up=True)
 
@@ -277,7 +277,7 @@ class BufferedMode(RoundMode):
 
     def let_go(self, running: RunContext) -> None:
         """Cancel all assignments after the last buffer, and record the evaluations that are final now."""
-        running.fleet.cancel([assigned.assignment_id for assigned in running.past.ledger.oldest()])
+        running.fleet.cancel([assigned.assignment_id for assigned in running.run_state.ledger.oldest()])
         running.record(*settled(running, running.clock.wall(), over=True))
 
 

@@ -88,18 +88,18 @@ class ConcurrencySlots:
         }
 
 
-def slowest_s(past: RunState, device: str) -> float:
+def slowest_s(run_state: RunState, device: str) -> float:
     """Return the seconds of the slowest of a device's recent replies; 0 if it has none."""
-    return max(past.took.get(device, ()), default=0.0)
+    return max(run_state.took.get(device, ()), default=0.0)
 
 
-def at_work_before(past: RunState, number: int) -> Mapping[str, SlotLease]:
+def at_work_before(run_state: RunState, number: int) -> Mapping[str, SlotLease]:
     """Return the devices that are busy with an earlier round, and when the slot of each expires."""
     return {
         assigned.device: SlotLease(
             assigned.assignment_id,
-            assigned.assigned_s + PATIENCE * min(slowest_s(past, assigned.device), assigned.deadline_s),
+            assigned.assigned_s + PATIENCE * min(slowest_s(run_state, assigned.device), assigned.deadline_s),
         )
-        for assigned in past.ledger.oldest()
+        for assigned in run_state.ledger.oldest()
         if assigned.round != number
     }

@@ -90,43 +90,44 @@ class RunContext:
         self.mode = mode_of(self.plan)
         self.task_layout = Layout.from_json(row.layout)
         self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of every vector that is sent
-        self.holders = PlanCache(self.plan.to_json(), self.plan.digest)
-        self.sent = SentAssignments(self.mode.delay + 1, self.holders)
+        self.plan_cache = PlanCache(self.plan.to_json(), self.plan.digest)
+        self.sent = SentAssignments(self.mode.delay + 1, self.plan_cache)
         self.codec = LATTICE if self.plan.secure.enabled else rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable, hides=self.plan.privacy.mode != "off")
-        self.past, later = snapshot.restore(store, run_id, empty_state(self.plan))
+        self.run_state, later = snapshot.restore(store, run_id, empty_state(self.plan))
         self._since_snapshot = 0  # events
         for seq, event in later:
-            self.past.apply(event)
+            self.run_state.apply(event)
             self._since_snapshot += 1
             self._last_found = seq, event.at
-        if self.past.bases.model is None and self.plan.run.init != "device":  # a device may make it
+        if self.run_state.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.on_poll: Callable[[], None] = lambda: None  # called before each poll
         self.mode.reveal(self, starts=True)
         self.begin()
-        self.known = DeviceProfiles(() if self.simulated else store.measures())
+        self.device_profiles = DeviceProfiles(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # assignment_id -> bytes sent, of assignments that only evaluate
         self.deferred: dict[str, ReplyHeader] = {}  # assignment_id -> a reply that a later round handles
         self.came_late: dict[str, bool] = {}  # assignment_id of a deferred reply -> whether it was late when it arrived
         self.unread = list[Arrival]()  # what arrived while this run computed
-        self._clock_base = self.past.elapsed_s - clock.now()
+        self._clock_base = self.run_state.elapsed_s - clock.now()
         self._stands_at: float | None = None  # seconds at which the run's clock stands still
         self.eligibility = Eligibility(
             self.plan, self.report, self.task_layout, self.simulated, presence, self._excluded
         )
-        self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
+        begun = self.run_state.rounds_opened or self.run_state.first.times
+        self.return_by = self.elapsed + (RETURN_S if begun else 0.0)
         self.go_on()
 
     def begin(self) -> None:
         """Load the newest model version and prepare its distribution; without a version, assignments carry no model."""
-        if (stored := self.past.bases.model) is not None:
+        if (stored := self.run_state.bases.model) is not None:
             params, buffers = self.versions.read(stored)
             state = self.versions.read_state(stored)
             self.model = Model(self.layout, params, buffers, dict(stored.counters), state)
         else:
             self.model = Model(self.layout, np.zeros(self.layout.size, np.float32), np.zeros(0, np.float32), {})
-        self.sent.models = self.sending = ModelDistributor(self.plan, self.versions, self.past, self.model)
+        self.sent.models = self.sending = ModelDistributor(self.plan, self.versions, self.run_state, self.model)
 
     @property
     def elapsed(self) -> float:
@@ -140,20 +141,18 @@ class RunContext:
 
     def go_on(self) -> None:
         """Let the run's clock go on, and share the devices with other runs again."""
-        begins = not self.past.rounds_opened or self._stands_at is not None or self.past.status == "queued"
+        begins = not self.run_state.rounds_opened or self._stands_at is not None or self.run_state.status == "queued"
         if self._stands_at is not None:
             self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
-        priority, ledger, shares = self.plan.run.priority, self.past.ledger, self.mode.shares_devices
+        priority, ledger, shares = self.plan.run.priority, self.run_state.ledger, self.mode.shares_devices
         self.leases.join(self.run_id, priority, ledger, lambda: self.elapsed, begins, shares, lambda: self.deferred)
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
-        """Make events and measurements of devices durable in one transaction, then apply the events and
-        publish them.
-        """
+        """Make events and measurements durable in one transaction, then apply and publish the events."""
         self.store.record(self.run_id, events, measured, self._snapshot(events))
         self._since_snapshot += len(events)
         for event in events:
-            self.past.apply(event)
+            self.run_state.apply(event)
             self.on_event(event)
 
     def _snapshot(self, events: Sequence[Event]) -> str:
@@ -164,18 +163,18 @@ class RunContext:
         if opened.round % snapshot.SNAPSHOT_ROUNDS and self._since_snapshot < snapshot.SNAPSHOT_EVENTS:
             return ""
         self._since_snapshot = 0
-        return snapshot.serialize(self.past)
+        return snapshot.serialize(self.run_state)
 
     def status(self, status: RunStatus, text: str, exit_code: int = 0) -> None:
         """Record the status of the run, once for each change."""
-        if (self.past.status, self.past.status_text) != (status, text):
+        if (self.run_state.status, self.run_state.status_text) != (status, text):
             self.record(RunStatusChanged(self.clock.wall(), status, text, exit_code))
 
     def record_resumed(self, number: int) -> None:
         """Record that this round is resumed after a restart, with the downtime of the aggregator."""
         now, elapsed_s = self.clock.wall(), self.elapsed
         down_since = self.store.down_since(*self._last_found)
-        missed_s = self.past.missed_s(down_since, now, elapsed_s)
+        missed_s = self.run_state.missed_s(down_since, now, elapsed_s)
         self.record(RoundResumed(now, number, down_since, elapsed_s, missed_s))
         self.status("running", f"round {number} goes on")
 
@@ -191,7 +190,7 @@ class RunContext:
         """
         command = self._stop()
         if command == "after-round":
-            return None if self.in_round or self.past.steps_made >= self.plan.run.rounds else "run"
+            return None if self.in_round or self.run_state.steps_made >= self.plan.run.rounds else "run"
         return command
 
     def closing(self) -> bool:
@@ -211,36 +210,36 @@ class RunContext:
 
         It carries the outcomes of the device's updates and the parts of the model that the device needs.
         """
-        assigned = self.past.ledger.find(assignment_id)
+        assigned = self.run_state.ledger.find(assignment_id)
         assert assigned is not None, "an assignment without a reply is not forgotten"
         return self._envelope(assigned.device, assignment_id, "train", assigned.round, assigned.deadline_s)
 
     def training_again(self, assignment_id: str) -> Envelope:
         """Return an outstanding assignment on the version with which its round opened, though newer ones exist."""
-        made, assigned = self.training(assignment_id), self.past.ledger.find(assignment_id)
+        made, assigned = self.training(assignment_id), self.run_state.ledger.find(assignment_id)
         assert assigned is not None
-        base = self.past.bases.of(assigned.base_version)
+        base = self.run_state.bases.of(assigned.base_version)
         payload = self.sending.whole(base)
         assignment = replace(made.assignment, base_version=base.version, base_digest=base.digest, parts=payload.parts)
         return Envelope(made.device, assignment, self.sending.bundle(payload))
 
     def evaluating(self, device: str, assignment_id: str, deadline_s: float) -> Envelope:
         """Return an assignment to evaluate the newest model version."""
-        return self._envelope(device, assignment_id, "evaluate", self.past.rounds_opened, deadline_s)
+        return self._envelope(device, assignment_id, "evaluate", self.run_state.rounds_opened, deadline_s)
 
     def _envelope(
         self, device: str, assignment_id: str, kind: AssignmentKind, number: int, deadline_s: float
     ) -> Envelope:
-        past, plan = self.past, self.plan
-        base, payload = past.bases.newest, self.sending.payload_for(device, but=assignment_id)
-        assigned = past.ledger.find(assignment_id)
+        state, plan = self.run_state, self.plan
+        base, payload = state.bases.newest, self.sending.payload_for(device, but=assignment_id)
+        assigned = state.ledger.find(assignment_id)
         together = self.mode.summed_together(self, number) if kind == "train" else 0
         assignment = Assignment(
             assignment_id=assignment_id,
             run=self.run_id,
             task=plan.run.task,
             kind=kind,
-            plan=self.holders.plan_for(device, self.presence.hellos.get(device)),
+            plan=self.plan_cache.plan_for(device, self.presence.hellos.get(device)),
             round=number,
             base_version=base.version,
             base_digest=base.digest,
@@ -249,9 +248,9 @@ class RunContext:
             work=work_of(plan, together, assigned.work if assigned else None),
             deadline_s=deadline_s,
             parts=payload.parts,
-            references_from=past.references_from,
-            outcomes=past.ledger.outcomes.of(device, past.kept, assigned if past.ledger.pipelined else None),
-            is_follow_up=past.ledger.is_follow_up(assignment_id),
+            references_from=state.references_from,
+            outcomes=state.ledger.outcomes.of(device, state.kept, assigned if state.ledger.pipelined else None),
+            is_follow_up=state.ledger.is_follow_up(assignment_id),
             identity=self.identity,
             secure=self.mode.secure_work(self, number) if kind == "train" else None,
             evaluates=assigned.evaluates if assigned else True,
@@ -304,7 +303,7 @@ class RunContext:
 
     def lose(self, device: str, kind: str, text: str, assignment_id: str) -> None:
         """Give up an assignment of another round, so that its device can be selected again."""
-        assigned = self.past.ledger.find(assignment_id)
+        assigned = self.run_state.ledger.find(assignment_id)
         assert assigned is not None, "an assignment without a reply is not forgotten"
         self.record(self.failed(assigned.round, device, assignment_id, kind, text))
         self.fleet.cancel([assignment_id])
@@ -320,7 +319,7 @@ class RunContext:
 
     def defer(self, header: ReplyHeader) -> None:
         """Keep a reply for a later round: one for each assignment."""
-        assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
+        assigned = self.run_state.ledger.find(header.assignment_id, header.update_id.device)
         self.came_late.setdefault(header.assignment_id, assigned is not None and self.elapsed >= assigned.due_s)
         if self.deferred.setdefault(header.assignment_id, header).update_id != header.update_id:
             self.fleet.ack([header.update_id])
@@ -341,7 +340,7 @@ class RunContext:
         assignment of a pipelined round counts as outstanding until that round is current, even if its reply arrived
         early. Otherwise a device could have more assignments at once than the delay allows.
         """
-        late, ledger = self.kept_late(), self.past.ledger
+        late, ledger = self.kept_late(), self.run_state.ledger
         return {
             device: [one for one in ledger.outstanding(device) if one.assignment_id not in late]
             for device in ledger.busy
@@ -349,20 +348,19 @@ class RunContext:
 
     def kept_late(self) -> set[str]:
         """Return the assignments of closed rounds whose replies are deferred to the next round."""
-        return {
-            assignment_id for assignment_id in self.deferred if not self.past.line.of(assignment_round(assignment_id))
-        }
+        line = self.run_state.line
+        return {assignment_id for assignment_id in self.deferred if not line.of(assignment_round(assignment_id))}
 
     def returning(self) -> set[str]:
         """Return the devices that were connected before a restart, may reconnect, and still have time to."""
         if self.elapsed >= self.return_by:
             return set()
-        away = self.past.connected - set(self.presence.hellos)
+        away = self.run_state.connected - set(self.presence.hellos)
         return away - self.revoked() if away else away
 
     def waits_for(self) -> str | None:
         """Return the reason why the run waits for devices, or None if it does not."""
-        begun, devices, unable = self.past.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
+        begun, devices, unable = self.run_state.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
         known, away = self.store.roster.count_known, self.returning() if begun else ()
         if absent := reconnect_text(away) if away else wait_reason(self.plan, devices, unable, begun, known):
             self.leases.wait_for_offline(self.run_id)
@@ -378,7 +376,7 @@ class RunContext:
 
     def is_free(self, device: str) -> bool:
         """Return True if the device can be selected now and has no outstanding assignment."""
-        idle = device not in self.past.ledger.busy and not self.eligibility.reason(device)
+        idle = device not in self.run_state.ledger.busy and not self.eligibility.reason(device)
         return idle and not self.leases.reason(self.run_id, device)
 
     def unable(self) -> dict[str, str]:
@@ -387,7 +385,8 @@ class RunContext:
         return found | self.leases.taken(self.run_id, [one for one in self.presence.hellos if one not in found])
 
     def _excluded(self, device: str) -> str:
-        return self.past.barred.reason(device, self.elapsed, self.presence.said) or self.mode.excluded(self, device)
+        barred = self.run_state.barred.reason(device, self.elapsed, self.presence.said)
+        return barred or self.mode.excluded(self, device)
 
 
 def _length(envelope: Envelope) -> int:

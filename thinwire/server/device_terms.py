@@ -40,10 +40,10 @@ def codecs_of(running: RunContext) -> list[str]:
 
     A secure round has the lattice in place of a codec.
     """
-    uplink, past = running.plan.uplink, running.past
+    uplink, run_state = running.plan.uplink, running.run_state
     if running.plan.secure.enabled:
         return [running.codec]
-    return rungs(uplink) if uplink.ladder else [codec_of(uplink, past.steps_made + len(past.line.rounds))]
+    return rungs(uplink) if uplink.ladder else [codec_of(uplink, run_state.steps_made + len(run_state.line.rounds))]
 
 
 def expected(running: RunContext, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
@@ -51,11 +51,11 @@ def expected(running: RunContext, number: int, sizes: Mapping[str, int], codecs:
 
     `sizes` maps each device to the bytes of the model that it is sent.
     """
-    plan, work, came = running.plan, work_key(running.plan, running.layout), running.past.codecs.came
+    plan, work, came = running.plan, work_key(running.plan, running.layout), running.run_state.codecs.came
     ups = [update_bytes(codec, running.layout, came) for codec in codecs]
     found = dict[str, list[float | None]]()
     for device, down in sizes.items():
-        known = running.known.device(device, work)
+        known = running.device_profiles.device(device, work)
         times = [known.seconds(workload(plan, number, down, up)) for up in ups]
         found[device] = [time.p90 if time else None for time in times]
     return found
@@ -69,10 +69,10 @@ def weights_of(running: RunContext, number: int, candidates: Sequence[str]) -> S
     plan, work, selection = running.plan, work_key(running.plan, running.layout), running.plan.cohort.selection
     if selection == "uniform":
         return SelectionWeights()
-    known = {device: running.known.device(device, work) for device in candidates}
+    known = {device: running.device_profiles.device(device, work) for device in candidates}
     if selection == "speed":
         return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "step")
-    up = update_bytes(codecs_of(running)[-1], running.layout, running.past.codecs.came)
+    up = update_bytes(codecs_of(running)[-1], running.layout, running.run_state.codecs.came)
     sent = {d: workload(plan, number, running.sending.payload_for(d).size, up) for d in candidates}
     return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "exchange")
 
@@ -93,7 +93,7 @@ def rungs_of(running: RunContext, times: Expected, codecs: Sequence[str], fits_s
     """Return each device's rung of the codec ladder, with the reason; empty if the plan has no ladder."""
     if len(codecs) == 1:
         return {}
-    standings = running.past.codecs.standings
+    standings = running.run_state.codecs.standings
     return {device: choose_rung(codecs, own, fits_s, standings.get(device)) for device, own in times.items()}
 
 
@@ -134,7 +134,7 @@ def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, A
     local = running.plan.local
     if local.steps != "auto":
         return {}
-    pace = running.past.paces.of(device)
+    pace = running.run_state.paces.of(device)
     before = None if pace else _measured_before(running, device)
     work = choose_work(local, pace or before, deadline_s)
     reasons = [*work.reasons, *([Reason("earlier-runs", {})] if before else [])]
@@ -147,8 +147,8 @@ def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
     Return None if any part of it was never measured with this model and batch size.
     """
     plan, local = running.plan, running.plan.local
-    known = running.known.device(device, work_key(plan, running.layout))
-    up = update_bytes(running.codec, running.layout, running.past.codecs.came)
+    known = running.device_profiles.device(device, work_key(plan, running.layout))
+    up = update_bytes(running.codec, running.layout, running.run_state.codecs.came)
     rest = known.seconds(
         workload(plan, 1, running.sending.payload_for(device).size, up)
     )  # no local step, but an evaluation
@@ -169,7 +169,7 @@ def invalid_reply(running: RunContext, header: ReplyHeader) -> tuple[str, str] |
     """
     if header.update_id.device in running.revoked():
         return "refused", "revoked"
-    assigned = running.past.ledger.find(header.assignment_id, header.update_id.device)
+    assigned = running.run_state.ledger.find(header.assignment_id, header.update_id.device)
     if assigned is None and not is_forgotten(running, header):
         return "protocol", "it replies to no assignment of its own"
     if not header.parts:
@@ -189,7 +189,7 @@ def is_forgotten(running: RunContext, header: ReplyHeader) -> bool:
         header.update_id.device,
         is_follow_up(header.assignment_id),
     )
-    return header.assignment_id == name and running.past.ledger.is_forgotten(name)
+    return header.assignment_id == name and running.run_state.ledger.is_forgotten(name)
 
 
 def assigned_codec(running: RunContext, header: ReplyHeader) -> str:
@@ -197,7 +197,7 @@ def assigned_codec(running: RunContext, header: ReplyHeader) -> str:
 
     The codec of a late reply, or of another device, may differ from the codec of most devices.
     """
-    assigned = running.past.ledger.find(header.assignment_id, header.update_id.device)
+    assigned = running.run_state.ledger.find(header.assignment_id, header.update_id.device)
     return assigned.codec if assigned else running.codec
 
 
@@ -205,7 +205,7 @@ def assigned_steps(running: RunContext, header: ReplyHeader) -> int:
     """Return the steps that were assigned for this reply; 0 if the plan counts epochs instead."""
     steps = running.plan.local.steps
     if steps == "auto":
-        assigned = running.past.ledger.find(header.assignment_id, header.update_id.device)
+        assigned = running.run_state.ledger.find(header.assignment_id, header.update_id.device)
         return assigned.steps if assigned else 0
     return steps or 0
 
@@ -216,7 +216,7 @@ class Replacements:
     def __init__(self, running: RunContext, opened: RoundOpened, assignments: Mapping[str, str]) -> None:
         self._running, self._opened, self._assignments = running, opened, assignments
         self._sampled = deque(opened.later)  # sampled at the opening: selected first when a slot is free
-        self._pool = AbleDevices(running.eligibility, running.past.barred)
+        self._pool = AbleDevices(running.eligibility, running.run_state.barred)
 
     def in_time(self, left_s: float) -> Iterator[Replacement]:
         """Yield the candidates that can reply within `left_s` seconds, first those that the round sampled at its
@@ -224,10 +224,10 @@ class Replacements:
 
         The search runs lazily. A round that needs more devices than are free wants those that other runs have.
         """
-        running, past, opened = self._running, self._running.past, self._opened
+        running, run_state, opened = self._running, self._running.run_state, self._opened
         while self._sampled and self._sampled[0] in self._assignments:
             self._sampled.popleft()
-        terms = left_s, past.took, opened.deadline_s
+        terms = left_s, run_state.took, opened.deadline_s
         for device in in_time(self._sampled, *terms):
             if running.is_free(device):
                 yield self._replacement(device)

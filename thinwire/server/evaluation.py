@@ -47,7 +47,7 @@ def evaluation(
     the devices that replied which the plan lets evaluate, or with the number `assigned`, if that is larger.
     """
     replies = [_reply(header) for header in headers]
-    event = _pooled(running, version, replies, now, running.past.scores.best)
+    event = _pooled(running, version, replies, now, running.run_state.scores.best)
     if event and too_few(
         event.clients, max(assigned, evaluators_of(running.plan, len({reply.device for reply in replies})))
     ):
@@ -72,10 +72,10 @@ def summed_evaluation(running: RunContext, version: int, metrics: Metrics, clien
     No single client's value is known, so the event has no spread, and its means are not robust.
     """
     found, target = pooled([metrics], MEASURED), running.plan.run.target
-    metric, best_yet = running.plan.run.metric, running.past.scores.best
+    metric, best_yet = running.plan.run.metric, running.run_state.scores.best
     best = metric in found and better(metric, found[metric], best_yet.decisive.get(metric) if best_yet else None)
     total = int(max(count for _, count in metrics.values()))
-    made_by, reached = running.past.bases.made_by.get(version, 0), target is not None and target.is_met(found)
+    made_by, reached = running.run_state.bases.made_by.get(version, 0), target is not None and target.is_met(found)
     return Evaluated(now, made_by, version, found, {}, total, clients, best=best, reached=reached)
 
 
@@ -89,17 +89,17 @@ def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluat
     any device trained from it. Or too few evaluated it of the devices that fill a buffer, whether these ever evaluate
     or not.
     """
-    past, best, most = running.past, running.past.scores.best, running.past.scores.most
-    waiting = [assigned for assigned in past.ledger.oldest() if running.elapsed < assigned.due_s]
-    due = [assigned.base_version for assigned in waiting if not past.ledger.is_follow_up(assigned.assignment_id)]
+    run_state, best, most = running.run_state, running.run_state.scores.best, running.run_state.scores.most
+    waiting = [assigned for assigned in run_state.ledger.oldest() if running.elapsed < assigned.due_s]
+    due = [assigned.base_version for assigned in waiting if not run_state.ledger.is_follow_up(assigned.assignment_id)]
     found = list[Evaluated]()
-    for version in sorted(past.scores.measured):
+    for version in sorted(run_state.scores.measured):
         if not over and version >= min(due, default=version + 1):
             break
-        if event := _pooled(running, version, past.scores.measured[version], now, best):
+        if event := _pooled(running, version, run_state.scores.measured[version], now, best):
             most = max(most, event.clients)
             buffer = running.plan.cohort.buffer
-            evaluating = evaluators_of(running.plan, min(buffer, len(past.scores.examples)))
+            evaluating = evaluators_of(running.plan, min(buffer, len(run_state.scores.examples)))
             if 2 * event.clients < min(buffer, most) or too_few(event.clients, evaluating):
                 event = replace(event, best=False, few=True, reached=False)
             best = event if event.best else best
@@ -113,9 +113,9 @@ def require_metrics(running: RunContext, over: bool = False) -> None:
     The decision is made when FEWEST devices have evaluated, or all that are connected. Thus no single device decides
     which metrics exist. It is made at the latest when the run is `over`.
     """
-    scores = running.past.scores
+    scores = running.run_state.scores
     known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
-    enough = len(scores.measurers) >= FEWEST or running.past.considered <= scores.measurers
+    enough = len(scores.measurers) >= FEWEST or running.run_state.considered <= scores.measurers
     enough = enough or running.plan.run.evaluate == "holdout"
     if known and (over or enough):
         running.plan.require_metrics(known, summed=False)  # one of [secure] is absent where no client has a number
@@ -137,7 +137,7 @@ def _pooled(
         return None  # a client that sends metrics all the same does not decide about the best version
     measuring = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
     measured = list({reply.device: reply for reply in reversed(measuring)}.values())[::-1]  # each device's first
-    scores, most = running.past.scores, running.plan.cohort.max_weight
+    scores, most = running.run_state.scores, running.plan.cohort.max_weight
     most = math.inf if most == "none" else most
     told = {reply.update_id: reply.histograms for reply in measured if reply.histograms}
     whole = pooled_scores(told, most) if told else PooledScores()
@@ -159,7 +159,7 @@ def _pooled(
     decisive, best = {**metrics, **means}, best_yet.decisive.get(metric) if best_yet else None
     losses = [min(found.get("eval/loss", (0.0, 0.0))[1], MAX_COUNT) for found in said]
     total = sum(map(int, losses)) or int(min(most_said, MAX_COUNT))
-    made_by, target = running.past.bases.made_by.get(version, 0), running.plan.run.target
+    made_by, target = running.run_state.bases.made_by.get(version, 0), running.plan.run.target
     return Evaluated(
         now, made_by, version, metrics, ranges, total, len(measured),
         best=metric in decisive and better(metric, decisive[metric], best),

@@ -126,12 +126,12 @@ def is_due(plan: Sections, version: int) -> bool:
 
 def due_versions(running: RunContext) -> dict[int, ModelStored]:
     """Return the versions of such a run that are due and not evaluated yet, oldest first."""
-    past = running.past
-    newest = max(past.scores.evaluated, default=-1)
+    run_state = running.run_state
+    newest = max(run_state.scores.evaluated, default=-1)
     return {
         version: stored
-        for version, stored in sorted(past.bases.models.items())
-        if version > newest and is_due(running.plan, version) and (not version or version in past.bases.made_by)
+        for version, stored in sorted(run_state.bases.models.items())
+        if version > newest and is_due(running.plan, version) and (not version or version in run_state.bases.made_by)
     }
 
 
@@ -145,7 +145,7 @@ class HoldoutWatch:
 
     def record(self) -> None:
         """Record the results that have come, unless the run is over."""
-        is_over = self.running.past.status in ENDED
+        is_over = self.running.run_state.status in ENDED
         if is_over or self.source is None or not (due := due_versions(self.running)):
             return
         found = sorted(self.source.results(self.running.run_id, due), key=lambda result: result.version)
@@ -166,11 +166,11 @@ class HoldoutWatch:
 
 def _evaluated(running: RunContext, result: HoldoutResult) -> Evaluated:
     """Return the event of a result; no client has a part in it."""
-    run, best_yet, metrics = running.plan.run, running.past.scores.best, result.means
+    run, best_yet, metrics = running.plan.run, running.run_state.scores.best, result.means
     best = run.metric in metrics and better(
         run.metric, metrics[run.metric], best_yet.decisive.get(run.metric) if best_yet else None
     )
     return Evaluated(
-        running.clock.wall(), running.past.bases.made_by.get(result.version, 0), result.version, metrics, {},
+        running.clock.wall(), running.run_state.bases.made_by.get(result.version, 0), result.version, metrics, {},
         result.examples, 0, best=best, reached=run.target is not None and run.target.is_met(metrics),
     )  # fmt: skip

@@ -40,7 +40,7 @@ def take_first_model(running: RunContext) -> bool:
     selected exceeds `[cohort] wait_s`. If that is 0, which waits forever: all connected devices have failed for good,
     and no disconnected device is waited for. Or ENOUGH devices have failed for good.
     """
-    first, waited_s = running.past.first, 0.0
+    first, waited_s = running.run_state.first, 0.0
     while not running.must_stop():
         assigned = first.open or _next(running)
         if assigned is None:
@@ -64,7 +64,7 @@ def take_first_model(running: RunContext) -> bool:
 
 def _next(running: RunContext) -> FirstModelAssigned | None:
     """Select a device, record its assignment and return it; None if no device can be selected now."""
-    first, unable = running.past.first, _unable(running)
+    first, unable = running.run_state.first, _unable(running)
     able = [device for device in running.presence.devices if device not in unable]
     if not able or len(first.for_good(_most(running))) >= ENOUGH:
         return None
@@ -86,7 +86,7 @@ def _assignment_id(running: RunContext, device: str) -> str:
     """Return an `assignment_id` that differs from those of withdrawn assignments, because devices may still work on
     them.
     """
-    late = running.past.first.late[device]
+    late = running.run_state.first.late[device]
     return f"{running.run_id}.init{f'-{late}' if late else ''}.{device}"
 
 
@@ -111,7 +111,7 @@ def _named(said: Mapping[str, str]) -> str:
 def _unable(running: RunContext) -> dict[str, str]:
     """Return device -> reason for the connected devices that are not selected now."""
     there = running.presence.hellos
-    barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
+    barred = running.run_state.first.bars(running.elapsed, _most(running), running.presence.said)
     return running.unable() | {device: why for device, why in barred.items() if device in there}
 
 
@@ -122,7 +122,7 @@ def _wait(running: RunContext, waited_s: float) -> float:
     Raise `TooFewClients` as `take_first_model` describes.
     """
     began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
-    first, most, revoked, says = running.past.first, _most(running), running.revoked(), running.presence.said
+    first, most, revoked, says = running.run_state.first, _most(running), running.revoked(), running.presence.said
     if len(failed := first.for_good(most)) >= ENOUGH:
         why = f"{counted(len(failed), 'device')} failed for good, the last of them {_named(failed)}"
         raise TooFewClients("no device gave the first model", why=why, hint=HINT)
@@ -145,9 +145,9 @@ def _deadline(running: RunContext, device: str) -> Deadline:
     """Return the deadline for a device: it follows from the model's size, its link, and its missed deadlines so far."""
     layout = running.task_layout
     up_bytes = update_bytes("identity", layout, {}) + FLOAT_BYTES * BufferMean(layout).layout.size
-    up = running.known.device(device, work_key(running.plan, running.layout)).up
+    up = running.device_profiles.device(device, work_key(running.plan, running.layout)).up
     one = first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
-    return patient(one, running.past.first.late[device])
+    return patient(one, running.run_state.first.late[device])
 
 
 def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | tuple[str, str] | None:
@@ -190,7 +190,7 @@ def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | 
 
 
 def _envelope(running: RunContext, assigned: FirstModelAssigned) -> Envelope:
-    plan = running.holders.plan_for(assigned.device, running.presence.hellos.get(assigned.device))
+    plan = running.plan_cache.plan_for(assigned.device, running.presence.hellos.get(assigned.device))
     return Envelope(
         assigned.device,
         Assignment(

@@ -270,12 +270,12 @@ class ModelPayload:
 class ModelDistributor:
     """Distributes the model of one run: the whole model, or the compressed changes between versions."""
 
-    def __init__(self, plan: RunPlan, versions: Versions, past: RunState, model: Model) -> None:
-        self.plan, self.versions, self.past, self.model = plan, versions, past, model
+    def __init__(self, plan: RunPlan, versions: Versions, run_state: RunState, model: Model) -> None:
+        self.plan, self.versions, self.run_state, self.model = plan, versions, run_state, model
         self.downlink: Downlink | None = None
         if plan.downlink.compressed:
-            replica = versions.read(past.bases.replica)[0] if past.bases.replica else model.params
-            self.downlink = Downlink(model.layout, plan.downlink.codec, replica, past.version, plan.run.seed)
+            replica = versions.read(run_state.bases.replica)[0] if run_state.bases.replica else model.params
+            self.downlink = Downlink(model.layout, plan.downlink.codec, replica, run_state.version, plan.run.seed)
         self._whole: tuple[ModelStored | ReplicaStored, ModelPayload] | None = None  # the version that was sent last
         self._lost: set[str] = set()  # devices that lost the version of their last reply
 
@@ -306,9 +306,9 @@ class ModelDistributor:
         In a pipelined run the device will have completed its earlier assignments by then. `but` names the new
         assignment, which does not count among them.
         """
-        base = self.past.bases.newest
+        base = self.run_state.bases.newest
         if self.downlink is not None and device not in self._lost:
-            held = self.past.will_hold(device, but)
+            held = self.run_state.will_hold(device, but)
             log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
             sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
             if (versions := changes_since(held, base.version, sizes, _size(base.parts))) is not None:
@@ -323,8 +323,8 @@ class ModelDistributor:
 
     def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
         """Return the file of a version's change and its parts; no parts if the change is no longer logged."""
-        stored = self.past.bases.changes.get(version)
-        if stored is None or version <= self.past.version - self.plan.downlink.log_rounds:
+        stored = self.run_state.bases.changes.get(version)
+        if stored is None or version <= self.run_state.version - self.plan.downlink.log_rounds:
             return "", ()
         return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
 
@@ -355,10 +355,10 @@ class ModelDistributor:
         if _is_full(assignment.parts):
             return None
         self._lost.add(device)
-        if assignment.base_version == self.past.version:
+        if assignment.base_version == self.run_state.version:
             payload = self.payload_for(device)
-        elif self.past.ledger.pipelined and self.past.ledger.is_outstanding(device, assignment.assignment_id):
-            payload = self.whole(self.past.bases.of(assignment.base_version))  # pipelined: its round is still open
+        elif self.run_state.ledger.pipelined and self.run_state.ledger.is_outstanding(device, assignment.assignment_id):
+            payload = self.whole(self.run_state.bases.of(assignment.base_version))  # pipelined: its round is still open
         else:
             return None  # its round is closed, and its version replaced: the next assignment carries the whole model
         return replace(envelope, assignment=replace(assignment, parts=payload.parts), bundle=self.bundle(payload))

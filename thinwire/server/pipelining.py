@@ -39,18 +39,21 @@ class PipelinedMode(RoundMode):
         """Open as many rounds as the delay allows, unless the run waits for devices; then make the oldest current."""
         if running.waits_for() is None:
             self._fill(running)
-        opened = running.past.line.current
+        opened = running.run_state.line.current
         if opened is None:
             return None
-        if running.past.status != "running":
+        if running.run_state.status != "running":
             running.status("running", f"round {opened.round} goes on")
         running.record(RoundBecameCurrent(running.clock.wall(), opened.round, running.elapsed))
         return opened
 
     def _fill(self, running: RunContext) -> None:
         """Open rounds until as many are open as the delay allows or the run still needs, and send their assignments."""
-        past = running.past
-        while len(past.line.rounds) <= self.delay and past.steps_made + len(past.line.rounds) < self.plan.run.rounds:
+        run_state = running.run_state
+        while (
+            len(run_state.line.rounds) <= self.delay
+            and run_state.steps_made + len(run_state.line.rounds) < self.plan.run.rounds
+        ):
             if (opened := open_round(running)) is None:
                 return
             running.assign([running.training(assignment_id) for assignment_id in opened.assignments.values()])
@@ -78,10 +81,13 @@ class PipelinedMode(RoundMode):
         The run need not wait for disconnected devices then, since they may never return. Until `return_by` every
         selected device counts as connected.
         """
-        opened = running.past.line.current
+        opened = running.run_state.line.current
         if opened is None:
             return False
-        waited, here = running.past.ledger.is_outstanding, running.deferred.keys() & set(opened.assignments.values())
+        waited, here = (
+            running.run_state.ledger.is_outstanding,
+            running.deferred.keys() & set(opened.assignments.values()),
+        )
         there = opened.assignments.keys() if running.elapsed < running.return_by else running.presence.hellos.keys()
         still = [
             assignment_id
@@ -95,7 +101,7 @@ class PipelinedMode(RoundMode):
 
         This includes the assignments of disconnected devices, which may reconnect.
         """
-        ledger, lost = running.past.ledger, disconnected_assignments(running.past.line.now)
+        ledger, lost = running.run_state.ledger, disconnected_assignments(running.run_state.line.now)
         return [
             running.training_again(assignment_id)
             for device in dict.fromkeys((*ledger.busy, *lost))
@@ -106,12 +112,12 @@ class PipelinedMode(RoundMode):
         """Close the rounds that are still open when the run ends, without a step; updates that came for them do
         not count.
         """
-        past = running.past
-        while (opened := past.line.current) is not None:
+        run_state = running.run_state
+        while (opened := run_state.line.current) is not None:
             waited = [
                 device
                 for device, assignment_id in opened.assignments.items()
-                if past.ledger.is_outstanding(device, assignment_id)
+                if run_state.ledger.is_outstanding(device, assignment_id)
             ]
             running.fleet.cancel([opened.assignments[device] for device in waited])
             running.record(
@@ -119,13 +125,13 @@ class PipelinedMode(RoundMode):
                     at=running.clock.wall(),
                     round=opened.round,
                     reason="stopped",
-                    version=past.version,
+                    version=run_state.version,
                     aggregated=[],
-                    dropped=[event.update_id for event in past.line.now.accepted],
+                    dropped=[event.update_id for event in run_state.line.now.accepted],
                     outstanding=waited,
                     elapsed_s=running.elapsed,
-                    seconds=running.elapsed - past.line.current_since_s + past.line.now.missed_s
-                    if past.line.accepts_replies
+                    seconds=running.elapsed - run_state.line.current_since_s + run_state.line.now.missed_s
+                    if run_state.line.accepts_replies
                     else 0.0,
                     metrics={},
                 )

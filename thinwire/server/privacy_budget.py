@@ -57,7 +57,7 @@ class PrivacyBudget:
         """
         why = self._why_spent_out(running, device, release)
         rounds, apart = self._read(running)[1].get(device, [0]), self.plan.privacy.min_separation
-        if not why and rounds[-1] > 0 and running.past.rounds_opened + 1 < rounds[-1] + apart:
+        if not why and rounds[-1] > 0 and running.run_state.rounds_opened + 1 < rounds[-1] + apart:
             return MIN_SEPARATION.format(rounds[-1], apart, rounds[-1] + apart)
         return why
 

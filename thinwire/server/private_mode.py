@@ -109,7 +109,7 @@ class SpendingRounds(RoundMode):
 
     def reveal(self, running: RunContext, starts: bool = False) -> None:
         """Give hidden versions their names; at a start, delete those that no event names, and what is half written."""
-        folder, newest = running.versions.folder, running.versions.path(running.past.version).stem
+        folder, newest = running.versions.folder, running.versions.path(running.run_state.version).stem
         for path in sorted([*folder.glob(f"v*{HIDDEN}"), *folder.glob(f".v*{HIDDEN}*")]):
             if starts and (path.name.startswith(".") or path.name[: len(newest)] > newest):
                 path.unlink()
@@ -133,7 +133,7 @@ class SpendingRounds(RoundMode):
     def clip(self, running: RunContext) -> float:
         """Return the largest L2 norm of a client's update in the next round; an adaptive clip follows the last one."""
         assert self.plan.privacy.clip is not None, "the plan check demands it"
-        return running.past.clip or self.plan.privacy.clip
+        return running.run_state.clip or self.plan.privacy.clip
 
 
 class DistributedMode(SpendingRounds, SecureMode):
@@ -177,7 +177,7 @@ class CentralMode(SpendingRounds):
 
     def divisor(self, running: RunContext, number: int) -> float:
         """Return the number of clients by which the sum of a round is divided: those that it selected."""
-        return running.past.ledger.selected(number)
+        return running.run_state.ledger.selected(number)
 
     def tree(self, running: RunContext) -> TreeNoise | None:
         """Return the noise of the rounds of a run with `mechanism = "tree"`; None for other runs."""
@@ -198,7 +198,7 @@ class CentralMode(SpendingRounds):
 
 def last_step(running: RunContext) -> int:
     """Return the last round that made a step; 0 before the first one."""
-    return running.past.bases.made_by.get(running.past.version, 0)
+    return running.run_state.bases.made_by.get(running.run_state.version, 0)
 
 
 class DeviceMode(SpendingRounds):
@@ -319,8 +319,8 @@ class SampledMode(CentralMode):
 
     def population(self, running: RunContext) -> Sequence[str]:
         """Return the devices that have a coin in each round, sorted: fixed when the first round opens."""
-        if running.past.rounds_opened:
-            return sorted(running.past.considered)
+        if running.run_state.rounds_opened:
+            return sorted(running.run_state.considered)
         here = set(running.presence.devices)
         if not running.simulated:
             here |= {row.name for row in running.store.roster.rows() if row.state == "approved"}
@@ -350,7 +350,7 @@ class SampledMode(CentralMode):
 
     def can_continue(self, running: RunContext) -> bool:
         """Return True once the run has begun: from then on no round waits for devices, but for other runs to end."""
-        return running.past.rounds_opened > 0 and not running.leases.begin(running.run_id)
+        return running.run_state.rounds_opened > 0 and not running.leases.begin(running.run_id)
 
     def notes(self, able: int) -> list[Reason]:
         """Return the public numbers of the run's samples: `able` is the size of the population."""
@@ -364,7 +364,7 @@ class SampledMode(CentralMode):
 
     def divisor(self, running: RunContext, number: int) -> float:
         """Return the expected number of clients in a round."""
-        return self.rate * len(running.past.considered)
+        return self.rate * len(running.run_state.considered)
 
     def summed_together(self, running: RunContext, number: int) -> int:
         """Return about how many updates are aggregated together: the sample's own size is told to no client."""

@@ -46,7 +46,7 @@ def finish(runner: RoundRunner) -> None:
     running, closed = runner.running, runner.machine.closed
     assert closed is not None
     start = time.perf_counter()
-    version, events = running.past.version, list[Event]()
+    version, events = running.run_state.version, list[Event]()
     now, capped = running.clock.wall(), dict[str, Capped]()
     if closed.reason not in NO_STEP and (why := running.mode.withheld(running, runner.opened.round)):
         closed = RoundResult("aborted", (), (*closed.dropped, *closed.aggregated), closed.outstanding, why)
@@ -78,7 +78,7 @@ def finish(runner: RoundRunner) -> None:
             dropped=[str(u) for u in closed.dropped],
             outstanding=list(closed.outstanding),
             elapsed_s=running.elapsed,
-            seconds=running.elapsed - runner.machine.config.opened_s + running.past.line.now.missed_s,
+            seconds=running.elapsed - runner.machine.config.opened_s + running.run_state.line.now.missed_s,
             metrics=pooled([summed] if summed else (header.metrics for header in counted), TRAINED),
             spent=spent,
             slowest=slowest,
@@ -109,7 +109,7 @@ def _apart(runner: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
     with ThreadPoolExecutor(1, thread_name_prefix="step") as worker:
         made = worker.submit(step)
         while wait([made], timeout=AGGREGATION_WAIT_S).not_done:
-            claims = not running.past.ledger.busy and time.monotonic() < claims_until
+            claims = not running.run_state.ledger.busy and time.monotonic() < claims_until
             running.leases.want(running.run_id, runner.machine.assignments if claims else ())
             running.unread += running.fleet.poll(0.0)
         return made.result()
@@ -126,7 +126,7 @@ def _names(runner: RoundRunner) -> dict[str, Any]:
     """Return the fields of `RoundClosed` for the recorded metrics of the round's updates, and the number of
     other metrics.
     """
-    accepted = runner.running.past.line.now.accepted
+    accepted = runner.running.run_state.line.now.accepted
     said = [event.header.get("metrics", {}) for event in accepted]
     names = [*names_in(said, MEASURED), *names_in(said, TRAINED)]
     others = sum(name not in names for metrics in said for name in metrics)
@@ -142,18 +142,18 @@ def _measured(runner: RoundRunner, now: float) -> list[MeasureRow]:
     if running.plan.is_protected:
         return []  # such an update tells no times
     work = work_key(running.plan, running.layout)
-    for event in running.past.line.now.accepted:
+    for event in running.run_state.line.now.accepted:
         header = runner.headers[UpdateId.parse(event.update_id)]
         hello = running.presence.hellos.get(event.device)
         if hello is not None:
-            running.known.greeted(event.device, hello.link.get("rtt_s", 0.0))
-        assigned = running.past.ledger.find(header.assignment_id)
+            running.device_profiles.greeted(event.device, hello.link.get("rtt_s", 0.0))
+        assigned = running.run_state.ledger.find(header.assignment_id)
         most = most_steps(running.plan, header, assigned_steps(running, header))
         found = durations(header, assigned.sent_bytes if assigned else 0, epochs_of(running.plan), most)
         if running.plan.local.steps == "auto":
             found = at_own_pace(found, header, running.plan.local, assigned.work if assigned else None)
-        running.known.learn(event.device, work, found)
-    return [] if running.simulated else running.known.news(now)
+        running.device_profiles.learn(event.device, work, found)
+    return [] if running.simulated else running.device_profiles.news(now)
 
 
 def _stepped(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
@@ -166,21 +166,21 @@ def _stepped(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> S
     caps, bounds = caps_of(runner.plan, headers), runner.plan.server.max_norm is not None
     if bounds:
         own = [runner.aggregator.norms[str(header.update_id)] for header in headers]
-        caps = replace(caps, norm=largest_norm(runner.plan, running.past.norms or own))
+        caps = replace(caps, norm=largest_norm(runner.plan, running.run_state.norms or own))
     capped = runner.aggregator.capped(caps, headers)
     again = any(key in found for found in capped.values() for key in ("counted", "a_counted"))
     again = again or (bounds and caps.norm != runner.aggregator.caps.norm)
     if not again and runner.aggregator.fits():
-        runner.aggregator.step(running.model, running.past.steps_made)
+        runner.aggregator.step(running.model, running.run_state.steps_made)
         return closed, capped
     new = partial(running.mode.aggregator, running, runner.opened, caps if again else None)
-    discounts = {event.update_id: event.discount for event in running.past.line.now.accepted}
+    discounts = {event.update_id: event.discount for event in running.run_state.line.now.accepted}
     aggregated = [(header, runner.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
     if again:
         runner.aggregator = runner.aggregator.replaced(new)  # frees the memory of the old sum
         add_again(runner.aggregator, aggregated)
         if runner.aggregator.fits():
-            runner.aggregator.step(running.model, running.past.steps_made)
+            runner.aggregator.step(running.model, running.run_state.steps_made)
             return closed, capped
     runner.aggregator = new()
     runner.aggregator, left_out = aggregated_without(new, aggregated)
@@ -190,7 +190,7 @@ def _stepped(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> S
     left = tuple(u for u in closed.aggregated if u not in too_large)
     if len(left) < runner.opened.min_updates:
         return RoundResult("too-few", (), (*closed.dropped, *closed.aggregated), closed.outstanding), {}
-    runner.aggregator.step(running.model, running.past.steps_made)
+    runner.aggregator.step(running.model, running.run_state.steps_made)
     counted = {str(u): capped[str(u)] for u in left if str(u) in capped}
     return RoundResult(closed.reason, left, (*closed.dropped, *too_large), closed.outstanding), counted
 

@@ -71,11 +71,11 @@ class RoundMode:
 
     def busy(self, running: RunContext) -> dict[str, int]:
         """Return device -> the round that it still works for, of the devices that no round can select."""
-        return {assigned.device: assigned.round for assigned in running.past.ledger.oldest()}
+        return {assigned.device: assigned.round for assigned in running.run_state.ledger.oldest()}
 
     def select(self, running: RunContext, number: int) -> Cohort:
         """Return the selected devices, and the reasons why others are not selected."""
-        work = at_work_before(running.past, number).values() if self.plan.cohort.max_concurrency else ()
+        work = at_work_before(running.run_state, number).values() if self.plan.cohort.max_concurrency else ()
         holding = sum(running.elapsed < lease.until_s for lease in work)
         present, unable = running.presence.devices, running.unable()
         weights = partial(weights_of, running, number)
@@ -109,10 +109,10 @@ class RoundMode:
 
     def machine(self, opened: RoundOpened, running: RunContext) -> RoundMachine:
         """Build the state machine of a round, which may have opened before a restart."""
-        past, config = running.past, self.config(opened)
-        since_s = max(config.opened_s, past.line.current_since_s)
-        earlier = at_work_before(past, opened.round) if config.max_concurrency else {}
-        return Round(replace(config, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
+        run_state, config = running.run_state, self.config(opened)
+        since_s = max(config.opened_s, run_state.line.current_since_s)
+        earlier = at_work_before(run_state, opened.round) if config.max_concurrency else {}
+        return Round(replace(config, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, run_state)))
 
     def config(self, opened: RoundOpened) -> RoundConfig:
         """Return the configuration of a round that follows from its opening event and the plan."""
@@ -145,7 +145,7 @@ class RoundMode:
 
     def summed_together(self, running: RunContext, number: int) -> int:
         """Return how many updates of the round are aggregated together."""
-        return running.past.ledger.selected(number)
+        return running.run_state.ledger.selected(number)
 
     def secure_work(self, running: RunContext, number: int) -> SecureWork | None:
         """Return what all clients of a secure round are told alike; None in other rounds."""
@@ -172,9 +172,9 @@ class RoundMode:
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty sum for the updates of a round, with these caps on weights."""
         own = (
-            self.plan, running.layout, opened.codec, running.past.weights, partial(assigned_codec, running),
+            self.plan, running.layout, opened.codec, running.run_state.weights, partial(assigned_codec, running),
             running.model.counters, partial(assigned_steps, running),
-            caps or WeightCaps(norm=largest_norm(self.plan, running.past.norms)), self.counts_alike,
+            caps or WeightCaps(norm=largest_norm(self.plan, running.run_state.norms)), self.counts_alike,
         )  # fmt: skip
         if self.plan.server.reduce == "mean":
             return RoundAggregator(*own)
@@ -185,7 +185,7 @@ class RoundMode:
     ) -> list[Evaluated]:
         """Return the evaluations that are final when the round closes: those of its base model."""
         base = opened.base_version
-        if base in running.past.scores.evaluated:
+        if base in running.run_state.scores.evaluated:
             return []
         headers = [header for header in in_time if header.base_version == base]
         found = evaluation(running, base, headers, now)
@@ -196,7 +196,7 @@ class RoundMode:
     def defer(self, running: RunContext, header: ReplyHeader) -> None:
         """Keep a reply that arrives between two rounds; its device can be selected again."""
         running.defer(header)
-        running.past.ledger.release(header.update_id.device, header.assignment_id)
+        running.run_state.ledger.release(header.update_id.device, header.assignment_id)
 
     def can_continue(self, running: RunContext) -> bool:
         """Return True if the run can go on although it should wait for devices."""
@@ -204,9 +204,9 @@ class RoundMode:
 
     def sent_again(self, running: RunContext) -> list[Envelope]:
         """Return the outstanding assignments that a restart sends again, but for those that `RoundRunner.run` sends."""
-        past = running.past
-        number = past.line.current.round if past.line.current else 0
-        others = [assigned.assignment_id for assigned in past.ledger.oldest() if assigned.round != number]
+        run_state = running.run_state
+        number = run_state.line.current.round if run_state.line.current else 0
+        others = [assigned.assignment_id for assigned in run_state.ledger.oldest() if assigned.round != number]
         return [running.training_again(assignment_id) for assignment_id in others]
 
     def abort(self, running: RunContext) -> None:
@@ -222,8 +222,8 @@ def open_round(running: RunContext) -> RoundOpened | None:
     Devices that have been silent for longer than the plan's staleness allows are given up first. Return None if no
     round can open now.
     """
-    past, plan, mode = running.past, running.plan, running.mode
-    number, base = past.rounds_opened + 1, past.bases.newest
+    run_state, plan, mode = running.run_state, running.plan, running.mode
+    number, base = run_state.rounds_opened + 1, run_state.bases.newest
     for device, assignments in running.outstanding().items():
         for selected in assignments:
             if (rounds := number - selected.round) > plan.cohort.max_staleness + mode.delay:
@@ -241,7 +241,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
     chosen = rungs_of(running, times, codecs, deadline.fits_s)
     # Sums of EF21, SCAFFOLD and FedDyn hold all that a device has sent, and no part can be taken out. After a device
     # is revoked, all devices therefore start again from zero.
-    start_again = plan.has_client_state and running.revoked() & past.weights.keys()
+    start_again = plan.has_client_state and running.revoked() & run_state.weights.keys()
     considered = {*cohort.candidates, *cohort.reasons}
     opened = RoundOpened(
         at=running.clock.wall(),
@@ -249,22 +249,22 @@ def open_round(running: RunContext) -> RoundOpened | None:
         elapsed_s=running.elapsed,
         base_version=base.version,
         base_digest=base.digest,
-        added=sorted(considered - past.considered),
+        added=sorted(considered - run_state.considered),
         assignments={device: assignment_id_of(running.run_id, number, device) for device in cohort.selected},
         codec=most_common(chosen, codecs),
         deadline_s=deadline.seconds,
         target_updates=max(cohort.target_updates, min_updates),
         min_updates=min_updates,
         reasons=dict(cohort.reasons),
-        references_from=number if start_again else past.references_from,
+        references_from=number if start_again else run_state.references_from,
         deadline_reason=deadline.reasons,
         codecs={device: choice.standing.codec for device, choice in chosen.items()},
         codec_reasons={device: choice.reasons for device, choice in chosen.items()},
         later=list(cohort.later),
         sampling=cohort.sampling,
-        removed=sorted(past.considered - considered),
+        removed=sorted(run_state.considered - considered),
         considered=len(considered),
-        device_s=past.ledger.device_s if mode.shares_devices else 0.0,
+        device_s=run_state.ledger.device_s if mode.shares_devices else 0.0,
         standings={
             device: (choice.standing.less_compressed, choice.standing.rounds) for device, choice in chosen.items()
         },
@@ -277,7 +277,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
         )
         for device, assignment_id in opened.assignments.items()
     ]  # fmt: skip
-    said = f"round {number}, step {past.steps_made + len(past.line.rounds) + 1} of {plan.run.rounds}"
+    said = f"round {number}, step {run_state.steps_made + len(run_state.line.rounds) + 1} of {plan.run.rounds}"
     noted = [RunNoted(opened.at, [note]) for note in mode.notes(cohort.able)] if number == 1 else []
     reserved = mode.reserved(running, opened)
     running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent, *reserved)

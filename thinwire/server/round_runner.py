@@ -93,7 +93,7 @@ class RoundRunner:
         After a restart these include assignments that were committed and never sent; in a buffered round also overdue
         ones.
         """
-        ledger, number = self.running.past.ledger, self.opened.round
+        ledger, number = self.running.run_state.ledger, self.opened.round
         every = (assigned for device in ledger.busy for assigned in ledger.outstanding(device))
         return [(assigned.device, assigned.assignment_id) for assigned in every if assigned.round == number]
 
@@ -112,7 +112,7 @@ class RoundRunner:
     def _wait(self) -> float:
         """Return the seconds that the next poll may wait. A round that only sums wants its devices for the next one."""
         if self.additions.running:
-            if not self.running.past.ledger.busy:
+            if not self.running.run_state.ledger.busy:
                 self.running.leases.want(self.running.run_id, self.machine.assignments)
             return 0.0
         return max(0.0, min(POLL_S, self.machine.deadline_at - self.running.elapsed))
@@ -163,7 +163,7 @@ class RoundRunner:
         if self.accepted:
             self.record()
         here = {self.machine.assignments.get(device), *self.running.deferred}
-        for assigned in self.running.past.ledger.outstanding(device):
+        for assigned in self.running.run_state.ledger.outstanding(device):
             named = assignment_id == assigned.assignment_id or (
                 not assignment_id and assigned.round <= self.opened.round
             )
@@ -179,7 +179,7 @@ class RoundRunner:
             return
         if update_id in self.headers:
             return  # the fleet repeats it after a restart; the round acknowledges it when it closes
-        if update_id.run != running.run_id or running.past.ledger.is_decided(update_id):
+        if update_id.run != running.run_id or running.run_state.ledger.is_decided(update_id):
             running.fleet.ack([update_id])  # it belongs to another run, or its outcome is recorded already
             return
         if wrong := invalid_reply(running, header):
@@ -200,12 +200,15 @@ class RoundRunner:
             since = max(header.transfer.arrived_at, self.began_at)
             self.receive_s[update_id] = max(0.0, running.clock.wall() - since)
         self.reply_counts[header.assignment_id] += 1
-        if running.past.ledger.is_answered(header.assignment_id) and header.assignment_id not in self.machine.replied:
+        if (
+            running.run_state.ledger.is_answered(header.assignment_id)
+            and header.assignment_id not in self.machine.replied
+        ):
             self._drop_unseen(update_id, "duplicate")
             return
         if (
-            running.past.ledger.is_forgotten(header.assignment_id)
-            or assignment_round(header.assignment_id) < running.past.references_from
+            running.run_state.ledger.is_forgotten(header.assignment_id)
+            or assignment_round(header.assignment_id) < running.run_state.references_from
         ):
             self._drop_unseen(update_id, "stale")  # too old, or a difference to a state that no longer counts
             return
@@ -286,7 +289,7 @@ class RoundRunner:
         """Return the event that an update is dropped; none if the journal has it already, as after a second
         aggregation.
         """
-        if self.running.past.ledger.is_dropped(update_id):
+        if self.running.run_state.ledger.is_dropped(update_id):
             return []
         code, _, detail = reason.partition(": ")
         return [UpdateDropped(**self._fields(self.headers[update_id]), reason=cast(DropReason, code), detail=detail)]
@@ -305,7 +308,7 @@ class RoundRunner:
     def _fields(self, header: ReplyHeader) -> dict[str, Any]:
         """Return the fields of an event about a reply; of its metrics the event has those that the run records."""
         header = without_digests(header) if self.plan.is_protected else header
-        admitted = self.running.past.scores.admitted(header.metrics)
+        admitted = self.running.run_state.scores.admitted(header.metrics)
         return {
             "at": self.running.clock.wall(),
             "round": self.opened.round,

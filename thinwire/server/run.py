@@ -94,29 +94,31 @@ def drive(
             raise
         running.mode.abort(running)
         close(running, "failed", str(error), error.exit_code)
-    if running.past.status in ENDED:
+    if running.run_state.status in ENDED:
         dismiss(running)
     return store.run(run_id)
 
 
 def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
-    plan, past = running.plan, running.past
-    if past.bases.model is None and not ((past.first.open or _gather(running, paused)) and take_first_model(running)):
+    plan, run_state = running.plan, running.run_state
+    if run_state.bases.model is None and not (
+        (run_state.first.open or _gather(running, paused)) and take_first_model(running)
+    ):
         return
     running.assign(running.mode.sent_again(running))
-    if past.line.current and past.line.accepts_replies:
-        running.record_resumed(past.line.current.round)
-        if (runner := _ready_runner(running, past.line.current, paused)) is None:
+    if run_state.line.current and run_state.line.accepts_replies:
+        running.record_resumed(run_state.line.current.round)
+        if (runner := _ready_runner(running, run_state.line.current, paused)) is None:
             return
         _drive_round(running, rebuild_round(runner), watch)
     _await_holdout(running, watch)
-    while past.steps_made < plan.run.rounds and past.scores.reached is None:
-        if past.scores.lost_patience(plan.run.patience) or running.must_stop():
+    while run_state.steps_made < plan.run.rounds and run_state.scores.reached is None:
+        if run_state.scores.lost_patience(plan.run.patience) or running.must_stop():
             return
-        if past.too_few_in_a_row > plan.cohort.retry_limit:
+        if run_state.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
-                f"{counted(past.too_few_in_a_row, 'round')} in a row had too few replies",
+                f"{counted(run_state.too_few_in_a_row, 'round')} in a row had too few replies",
                 why=f"the plan allows {plan.cohort.retry_limit}",
                 hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
             )
@@ -126,10 +128,10 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
         if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
             continue
-        current = past.line.current or opened
+        current = run_state.line.current or opened
         if (runner := _ready_runner(running, current, paused)) is None:
             return
-        _drive_round(running, rebuild_round(runner) if past.line.now.since else runner, watch)
+        _drive_round(running, rebuild_round(runner) if run_state.line.now.since else runner, watch)
         _await_holdout(running, watch)
 
 
@@ -186,13 +188,25 @@ def _drive_round(running: RunContext, runner: RoundRunner, watch: HoldoutWatch |
             require_metrics(running)
     finally:
         runner.aggregator.close()
-    past, newest, met = running.past, running.past.version, running.past.scores.reached
+    run_state, newest, met = running.run_state, running.run_state.version, running.run_state.scores.reached
     sent = {
         newest,
-        *(assigned.base_version for device in past.ledger.busy for assigned in past.ledger.outstanding(device)),
+        *(
+            assigned.base_version
+            for device in run_state.ledger.busy
+            for assigned in run_state.ledger.outstanding(device)
+        ),
     }
-    best = past.scores.best.version if past.scores.best else 0
-    needed = {0, newest, newest - 1, best, met or 0, *past.scores.measured, *(due_versions(running) if watch else ())}
+    best = run_state.scores.best.version if run_state.scores.best else 0
+    needed = {
+        0,
+        newest,
+        newest - 1,
+        best,
+        met or 0,
+        *run_state.scores.measured,
+        *(due_versions(running) if watch else ()),
+    }
     keep = None if "all" in running.plan.run.keep else needed
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 
@@ -256,7 +270,7 @@ def _take_turn(running: RunContext) -> None:
 
 def _wait_while(running: RunContext, paused: Paused) -> None:
     """Open no round until a person lets the run go on or stops it; replies are kept for the next round."""
-    made = f"{running.past.steps_made} of {counted(running.plan.run.rounds, 'round')}"
+    made = f"{running.run_state.steps_made} of {counted(running.plan.run.rounds, 'round')}"
     running.pause()
     while (more := paused()) is not None and not running.must_stop():
         running.status("paused", f"paused by a person after {made}{more}")
@@ -270,14 +284,14 @@ def _wait_for_busy(running: RunContext) -> None:
     After the time that the plan's staleness allows, give up each device's oldest assignment, so that it can be selected
     again.
     """
-    past = running.past
+    run_state = running.run_state
     what = "until more devices can be selected"
-    if busy := len(past.ledger.busy):
+    if busy := len(run_state.ledger.busy):
         what = f"for {counted(busy, 'device')} still busy with earlier rounds"
     running.status("running", f"waiting {what}")
     listen(running, POLL_S)
-    waited = running.elapsed - past.elapsed_s
-    if waited > past.ledger.deadline_s * (running.plan.cohort.max_staleness + 1):
+    waited = running.elapsed - run_state.elapsed_s
+    if waited > run_state.ledger.deadline_s * (running.plan.cohort.max_staleness + 1):
         for device, assignments in running.outstanding().items():
             for assigned in assignments[:1]:
                 running.lose(device, "stale", f"no answer for {waited:.0f} s after its round", assigned.assignment_id)
@@ -295,16 +309,16 @@ def listen(running: RunContext, wait_s: float) -> None:
                 running.forget(arrival.device)
             _gone(running, arrival.device, arrival.why)
     if running.elapsed >= running.return_by:
-        for device in running.past.ledger.busy - running.presence.hellos.keys():
+        for device in running.run_state.ledger.busy - running.presence.hellos.keys():
             _gone(running, device, "did not come back")
 
 
 def _keep(running: RunContext, header: ReplyHeader) -> None:
     """Defer a reply to the next round; reject it and record the failure if no round may accept it."""
-    past, device = running.past, header.update_id.device
-    if header.update_id.run != running.run_id or past.ledger.is_decided(header.update_id):
+    run_state, device = running.run_state, header.update_id.device
+    if header.update_id.run != running.run_id or run_state.ledger.is_decided(header.update_id):
         running.fleet.ack([header.update_id])  # its outcome is recorded already, or it belongs to another run
-    elif header.assignment_id == evaluation_id_of(running.run_id, past.version, device):
+    elif header.assignment_id == evaluation_id_of(running.run_id, run_state.version, device):
         running.defer(header)  # an evaluation that came before a restart and is not recorded yet
     elif wrong := invalid_reply(running, header):
         _fail(running, device, *wrong, header.assignment_id)
@@ -315,7 +329,7 @@ def _keep(running: RunContext, header: ReplyHeader) -> None:
 
 def _fail(running: RunContext, device: str, kind: str, text: str, assignment_id: str) -> None:
     """Record that an assignment failed, unless a reply to it is deferred: then the reply is its outcome."""
-    if running.past.ledger.is_outstanding(device, assignment_id) and assignment_id not in running.deferred:
+    if running.run_state.ledger.is_outstanding(device, assignment_id) and assignment_id not in running.deferred:
         running.lose(device, kind, text, assignment_id)
 
 
@@ -326,6 +340,6 @@ def _gone(running: RunContext, device: str, why: str) -> None:
     current.
     """
     late = running.kept_late()
-    for assigned in running.past.ledger.outstanding(device):
-        if not running.past.line.of(assigned.round) and assigned.assignment_id not in late:
+    for assigned in running.run_state.ledger.outstanding(device):
+        if not running.run_state.line.of(assigned.round) and assigned.assignment_id not in late:
             running.lose(device, "offline", why, assigned.assignment_id)

@@ -34,26 +34,26 @@ UNOWNED_S = 60.0  # a run has its owner file within milliseconds of its row; run
 
 def end(running: RunContext) -> None:
     """Evaluate the last model and record the run's end; if the service closes meanwhile, the next start does it."""
-    plan, past = running.plan, running.past
+    plan, run_state = running.plan, running.run_state
     if running.stopped == "run":
-        after = f"{past.steps_made} of {counted(plan.run.rounds, 'round')}"
+        after = f"{run_state.steps_made} of {counted(plan.run.rounds, 'round')}"
         close(running, "stopped", f"stopped by a person after {after}", 10)
         return
-    last = past.version not in past.scores.evaluated and running.mode.evaluates_alone
+    last = run_state.version not in run_state.scores.evaluated and running.mode.evaluates_alone
     if running.stopped != "service" and plan.run.evaluate == "clients" and last:
         _evaluate_last(running)
     if running.stopped == "service":
         return
     require_metrics(running, over=True)
-    said = counted(past.steps_made, "round")
+    said = counted(run_state.steps_made, "round")
     if target := plan.run.target:
-        version = past.scores.reached
+        version = run_state.scores.reached
         how = "did not reach" if version is None else "reached"
         said += f", {target.metric} {how} {target.value:g}" + ("" if version is None else f" with version {version}")
-        if past.scores.evaluated and not past.scores.by_enough:
+        if run_state.scores.evaluated and not run_state.scores.by_enough:
             said += "; too few devices measured it in every round: fewer than half, and fewer than three"
-    if past.scores.lost_patience(plan.run.patience) and past.steps_made < plan.run.rounds:
-        best = past.scores.best
+    if run_state.scores.lost_patience(plan.run.patience) and run_state.steps_made < plan.run.rounds:
+        best = run_state.scores.best
         found = f", version {best.version} stays the best" if best else ""
         why = f"{counted(plan.run.patience or 0, 'evaluation')} brought no better {plan.run.metric}"
         said += f" of {plan.run.rounds}, because {why}{found}"
@@ -63,20 +63,20 @@ def end(running: RunContext) -> None:
 def close(running: RunContext, status: RunStatus, text: str, exit_code: int = 0) -> None:
     """Record the run's end together with the outcome of each assignment that has none, and cancel these assignments."""
     end = RunStatusChanged(running.clock.wall(), status, text, exit_code)
-    in_vain = [assigned.assignment_id for assigned in running.past.ledger.unresolved]
-    running.record(*running.past.ledger.with_end(end, running.elapsed, running.past.first.open))
+    in_vain = [assigned.assignment_id for assigned in running.run_state.ledger.unresolved]
+    running.record(*running.run_state.ledger.with_end(end, running.elapsed, running.run_state.first.open))
     running.fleet.cancel(in_vain)
 
 
 def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
     """Record the end of a run, and the outcomes of its assignments, when its driver could not start or raised."""
     try:
-        past, later = snapshot.restore(store, run_id, RunState())
+        run_state, later = snapshot.restore(store, run_id, RunState())
         for _, event in later:
-            past.apply(event)
+            run_state.apply(event)
     except Exception:  # the journal itself may be unreadable: then only the end of the run is recorded
-        past = RunState()
-    store.record(run_id, past.ledger.with_end(end, past.elapsed_s, past.first.open))
+        run_state = RunState()
+    store.record(run_id, run_state.ledger.with_end(end, run_state.elapsed_s, run_state.first.open))
 
 
 def delete_messages(store: Store, home: AggregatorHome) -> None:
@@ -148,12 +148,12 @@ def _evaluate_last(running: RunContext) -> None:
     All replies are recorded together and acknowledged only then. Replies from before a restart are therefore here
     again, and count.
     """
-    version = running.past.version
-    deadline = evaluation_deadline(running.past.slowest) + running.leases.busy_s(running.run_id)
+    version = running.run_state.version
+    deadline = evaluation_deadline(running.run_state.slowest) + running.leases.busy_s(running.run_id)
     headers = _measured_before(running)
     answered = {header.update_id.device for header in headers}
     could = {*answered, *running.eligibility.able()}
-    able = sorted(evaluators(running.plan, running.past.rounds_opened + 1, could) - answered)
+    able = sorted(evaluators(running.plan, running.run_state.rounds_opened + 1, could) - answered)
     assignments = {device: evaluation_id_of(running.run_id, version, device) for device in able}
     running.status("running", f"measuring the last model on {counted(len(assignments) + len(headers), 'device')}")
     running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])
@@ -184,7 +184,10 @@ def _measured_before(running: RunContext) -> list[ReplyHeader]:
     found, revoked = list[ReplyHeader](), running.revoked()
     for assignment_id, header in list(running.deferred.items()):
         device = header.update_id.device
-        if assignment_id == evaluation_id_of(running.run_id, running.past.version, device) and device not in revoked:
+        if (
+            assignment_id == evaluation_id_of(running.run_id, running.run_state.version, device)
+            and device not in revoked
+        ):
             found.append(running.deferred.pop(assignment_id))
             running.measuring[assignment_id] = running.sending.payload_for(device).size
     return found
@@ -205,9 +208,9 @@ def dismiss(running: RunContext) -> None:
         if not running.returning() or running.closing():
             break
         wait_s = POLL_S
-    here, begun = running.presence.devices, running.past.bases.model is not None
-    heard_of_it = here if begun else [device for device in here if device in running.past.first.times]
-    told = {device: running.past.ledger.outcomes.of(device, running.past.kept) for device in heard_of_it}
+    here, begun = running.presence.devices, running.run_state.bases.model is not None
+    heard_of_it = here if begun else [device for device in here if device in running.run_state.first.times]
+    told = {device: running.run_state.ledger.outcomes.of(device, running.run_state.kept) for device in heard_of_it}
     notify(running.fleet, running.store.run(running.run_id), told)
 
 

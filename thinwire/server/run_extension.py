@@ -66,17 +66,17 @@ def extend_run(
     old = RunPlan.from_json(row.plan)
     _require_continuable(row, old, sets)
     require_allowed(store, home, row.run_id)
-    past = _state(store, row, old)
-    plan = _plan(row, old, past, rounds, sets)
+    run_state = _state(store, row, old)
+    plan = _plan(row, old, run_state, rounds, sets)
     _require_budget(store, row, plan, rounds)
-    _require_files(home, row, plan, past)
+    _require_files(home, row, plan, run_state)
     now = wall()
     event = RunExtended(
-        now, plan.run.rounds, row.rounds_total, past.version, past.rounds_opened + 1, plan.to_json(), dict(sets), who,
-        command_id,
+        now, plan.run.rounds, row.rounds_total, run_state.version, run_state.rounds_opened + 1, plan.to_json(),
+        dict(sets), who, command_id,
     )  # fmt: skip
     said = f"{counted(rounds, 'more round')}, to {plan.run.rounds} in all"
-    store.record(row.run_id, [*_closed(past, now), event, RunStatusChanged(now, "queued", f"queued for {said}")])
+    store.record(row.run_id, [*_closed(run_state, now), event, RunStatusChanged(now, "queued", f"queued for {said}")])
     return store.run(row.run_id)
 
 
@@ -112,26 +112,26 @@ def _require_continuable(row: RunRow, plan: RunPlan, sets: Mapping[str, str]) ->
 
 def _state(store: Store, row: RunRow, plan: RunPlan) -> RunState:
     """Return the state at the run's end, by its journal."""
-    past, later = snapshot.restore(store, row.run_id, empty_state(plan))
+    run_state, later = snapshot.restore(store, row.run_id, empty_state(plan))
     for _, event in later:
-        past.apply(event)
-    if past.bases.model is None:
+        run_state.apply(event)
+    if run_state.bases.model is None:
         raise Refused(
             f"{row.run_id} gets no more rounds", why="it never had a model", hint=f"thinwire runs clone {row.run_id}"
         )
-    return past
+    return run_state
 
 
-def _plan(row: RunRow, old: RunPlan, past: RunState, rounds: int, sets: Mapping[str, str]) -> RunPlan:
+def _plan(row: RunRow, old: RunPlan, run_state: RunState, rounds: int, sets: Mapping[str, str]) -> RunPlan:
     """Return the plan with more rounds; raise `PlanError` for a contradiction, `Refused` for a target that is met."""
     target_is_same = not any(key.startswith("run.target") for key in sets)
-    if past.scores.reached is not None and old.run.target and target_is_same:
+    if run_state.scores.reached is not None and old.run.target and target_is_same:
         raise Refused(
             f"{row.run_id} gets no more rounds",
             why=f"it has reached its target, {old.run.target.metric} {old.run.target.value:g}",
             hint=f"another target: --set run.target.value={old.run.target.value:g}",
         )
-    overrides = {"run.rounds": str(past.steps_made + rounds)}
+    overrides = {"run.rounds": str(run_state.steps_made + rounds)}
     if old.local.moves and "local.schedule_rounds" not in sets:
         overrides["local.schedule_rounds"] = str(old.local.schedule_rounds or old.run.rounds)
     plan = RunPlan.parse(plan_text(old), f"the plan of {row.run_id}", overrides | dict(sets))
@@ -191,24 +191,26 @@ def _fitting(budget: Budget, spent: Counter[Release], release: Release, most: in
     )
 
 
-def _require_files(home: AggregatorHome, row: RunRow, plan: RunPlan, past: RunState) -> None:
+def _require_files(home: AggregatorHome, row: RunRow, plan: RunPlan, run_state: RunState) -> None:
     """Raise `Refused` if the last model, its replica or the server optimizer's state is not whole on the disk."""
     versions = Versions(home.run(row.run_id), carried(algorithm_of(plan), Layout.from_json(row.layout)), home.durable)
     try:
-        assert past.bases.model is not None, "`_state` has looked"
-        versions.read(past.bases.model)
-        versions.read_state(past.bases.model)
-        if past.bases.replica is not None:
-            versions.read(past.bases.replica)
+        assert run_state.bases.model is not None, "`_state` has looked"
+        versions.read(run_state.bases.model)
+        versions.read_state(run_state.bases.model)
+        if run_state.bases.replica is not None:
+            versions.read(run_state.bases.replica)
     except DataLost as error:
         hint = f'restore a backup, or another run: thinwire runs clone {row.run_id} --set run.init="run:{row.run_id}"'
         raise Refused(f"{row.run_id} gets no more rounds", why=str(error), hint=hint) from error
 
 
-def _closed(past: RunState, now: float) -> list[Event]:
+def _closed(run_state: RunState, now: float) -> list[Event]:
     """Return a RoundClosed for each round that was open when the run ended without its driver."""
-    accepted = [event.update_id for event in past.line.now.accepted]
+    accepted = [event.update_id for event in run_state.line.now.accepted]
     return [
-        RoundClosed(now, one.round, "stopped", past.version, [], dropped, [], past.elapsed_s, now - one.at, {})
-        for one, dropped in zip(past.line.rounds, itertools.chain([accepted], itertools.repeat([])), strict=False)
+        RoundClosed(
+            now, one.round, "stopped", run_state.version, [], dropped, [], run_state.elapsed_s, now - one.at, {}
+        )
+        for one, dropped in zip(run_state.line.rounds, itertools.chain([accepted], itertools.repeat([])), strict=False)
     ]

@@ -106,15 +106,15 @@ class SecureMode(RoundMode):
         shutil.rmtree(running.home.messages(running.run_id), ignore_errors=True)
 
     def secure_work(self, running: RunContext, number: int) -> SecureWork:
-        past = running.past
-        work = SecureWork(past.ledger.selected(number), 0, self.clip(running))
+        run_state = running.run_state
+        work = SecureWork(run_state.ledger.selected(number), 0, self.clip(running))
         windows = lattice_of(self.plan, running.layout.model_size, work, running.identity).walk.windows
-        return replace(work, window=past.steps_made % windows)  # a round without a step repeats its window
+        return replace(work, window=run_state.steps_made % windows)  # a round without a step repeats its window
 
     def clip(self, running: RunContext) -> float:
         """Return the largest L2 norm of a client's weighted update in the next round."""
         given = self.plan.secure.clip
-        return given if given != "auto" else running.past.clip or FIRST_CLIP
+        return given if given != "auto" else running.run_state.clip or FIRST_CLIP
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> SecureAggregator:
         del caps

@@ -93,7 +93,7 @@ class SecureRoundRunner(RoundRunner):
         """Return the evaluation of the base model by the summed metrics, if it was not evaluated before."""
         base, running = self.opened.base_version, self.running
         metrics = {name: pair for name, pair in self.aggregator.metrics.items() if name.startswith(MEASURED)}
-        if not metrics or base in running.past.scores.evaluated:
+        if not metrics or base in running.run_state.scores.evaluated:
             return []
         return [summed_evaluation(running, base, metrics, self.aggregator.total.clients, now)]
 

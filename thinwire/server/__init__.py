@@ -32,6 +32,7 @@ The other modules, when a question leads there:
     run_extension     more rounds for a run that is over
     run_deletion      deletion of runs, on command and by age
     holdout           evaluation on the operator's data
+    round_measurements  what a closed round shows of its devices: speed, time by stage, names of metrics
     concurrency       the slots of a plan with `max_concurrency`
     device_terms      what a round assigns to each device, and the check of a reply against it
     leases            which of several runs may select a device

@@ -11,21 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinwire.core.errors import BadPayload
 from thinwire.core.events import NO_STEP, Event, RoundClosed
 from thinwire.core.formatting import Capped
-from thinwire.core.score_histogram import MEASURED, TRAINED
+from thinwire.core.score_histogram import TRAINED
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import Frames, RoundAggregator, caps_of, largest_norm
-from thinwire.server.device_terms import assigned_steps
-from thinwire.server.evaluation import names_in, pooled
+from thinwire.server.evaluation import pooled
 from thinwire.server.round_events import RoundResult
-from thinwire.store import MeasureRow
-from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, most_steps, work_key
+from thinwire.server.round_measurements import learn_speeds, recorded_metrics, time_spent
 
 if TYPE_CHECKING:
     from thinwire.server.round_runner import RoundRunner
@@ -36,7 +34,7 @@ Stepped = tuple[RoundResult, dict[str, Capped]]  # the final result, and the upd
 
 
 def finish(runner: RoundRunner) -> None:
-    """Make the step and record the round's end.
+    """Make the step of a closed round, store the new version, record the round's end and acknowledge its replies.
 
     A round that closes as `too-few` or `stopped` makes no step, nor does one whose result may not be released.
 
@@ -45,58 +43,77 @@ def finish(runner: RoundRunner) -> None:
     """
     running, closed = runner.running, runner.machine.closed
     assert closed is not None
-    start = time.perf_counter()
-    version, events = running.run_state.version, list[Event]()
-    now, capped = running.clock.wall(), dict[str, Capped]()
+    start, now, events = time.perf_counter(), running.clock.wall(), list[Event]()
+    closed, capped = _step(runner, closed, events)
+    spent, version = {"step_s": 0.0, "store_s": 0.0}, running.run_state.version
+    if closed.reason not in NO_STEP:
+        stepped, version = time.perf_counter(), version + 1
+        events += _store(runner, version, now)
+        spent = {"step_s": stepped - start, "store_s": time.perf_counter() - stepped}
+    events += [*runner.summed(), *runner.evaluated(now)]
+    events.append(_closing_event(runner, closed, version, capped, spent, now))
+    runner.record(*events, measured=learn_speeds(runner, now))
+    running.mode.reveal(running)
+    _acknowledge(runner, closed)
+    runner.over()
+
+
+def _step(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
+    """Make the step of a round, if it makes one and its result may be released."""
+    running = runner.running
     if closed.reason not in NO_STEP and (why := running.mode.withheld(running, runner.opened.round)):
         closed = RoundResult("aborted", (), (*closed.dropped, *closed.aggregated), closed.outstanding, why)
-    if closed.reason not in NO_STEP:
-        step = partial(_stepped, runner, closed, events)
-        closed, capped = _apart(runner, step) if runner.aggregator.steps_apart and not running.simulated else step()
-    if closed.reason not in NO_STEP:
-        version += 1
-        stepped = time.perf_counter()
-        model = running.model
-        events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
-        events += running.sending.publish(version, now)
-        events += running.mode.released(running, runner.opened.round, events[-1], runner.aggregator)
-        step_s, store_s = stepped - start, time.perf_counter() - stepped
-    else:
-        step_s = store_s = 0.0
-    events += [*runner.summed(), *runner.evaluated(now)]
+    if closed.reason in NO_STEP:
+        return closed, {}
+    step = partial(_move_model, runner, closed, events)
+    return _apart(runner, step) if runner.aggregator.steps_apart and not running.simulated else step()
+
+
+def _store(runner: RoundRunner, version: int, now: float) -> list[Event]:
+    """Write the new model version to the disk, and return the events that name it."""
+    running, model = runner.running, runner.running.model
+    stored = running.versions.write(version, model.params, model.buffers, model.counters, now, model.state)
+    events = [stored, *running.sending.publish(version, now)]
+    return [*events, *running.mode.released(running, runner.opened.round, events[-1], runner.aggregator)]
+
+
+def _closing_event(
+    runner: RoundRunner, closed: RoundResult, version: int, capped: dict[str, Capped], spent: dict[str, float],
+    now: float,
+) -> RoundClosed:  # fmt: skip
+    """Return the event of the round's end; `spent` has the seconds of the step and of storing its version."""
+    running, summed = runner.running, runner.aggregator.metrics
     counted = [runner.headers[update_id] for update_id in closed.aggregated]
-    summed = runner.aggregator.metrics
-    slowest, spent = where_time_went(runner, closed, counted)
-    spent |= {"step_s": step_s, "store_s": store_s}
-    events.append(
-        RoundClosed(
-            at=now,
-            round=runner.opened.round,
-            reason=closed.reason,
-            version=version,
-            aggregated=[str(u) for u in closed.aggregated],
-            dropped=[str(u) for u in closed.dropped],
-            outstanding=list(closed.outstanding),
-            elapsed_s=running.elapsed,
-            seconds=running.elapsed - runner.machine.config.opened_s + running.run_state.line.now.missed_s,
-            metrics=pooled([summed] if summed else (header.metrics for header in counted), TRAINED),
-            spent=spent,
-            slowest=slowest,
-            capped=capped,
-            detail=closed.detail,
-            chosen=runner.aggregator.chosen,
-            norms=_window(runner, closed),
-            **_names(runner),
-        )
+    slowest, stages = time_spent(runner, closed, counted)
+    return RoundClosed(
+        at=now,
+        round=runner.opened.round,
+        reason=closed.reason,
+        version=version,
+        aggregated=[str(u) for u in closed.aggregated],
+        dropped=[str(u) for u in closed.dropped],
+        outstanding=list(closed.outstanding),
+        elapsed_s=running.elapsed,
+        seconds=running.elapsed - runner.machine.config.opened_s + running.run_state.line.now.missed_s,
+        metrics=pooled([summed] if summed else (header.metrics for header in counted), TRAINED),
+        spent=stages | spent,
+        slowest=slowest,
+        capped=capped,
+        detail=closed.detail,
+        chosen=runner.aggregator.chosen,
+        norms=_window(runner, closed),
+        **recorded_metrics(runner),
     )
-    runner.record(*events, measured=_measured(runner, now))
-    running.mode.reveal(running)
-    lost = [runner.machine.assignments[device] for device, kind in runner.machine.lost.items() if kind == "offline"]
+
+
+def _acknowledge(runner: RoundRunner, closed: RoundResult) -> None:
+    """Acknowledge the replies of a recorded round, and cancel the assignments that get none any more."""
+    running, machine = runner.running, runner.machine
     running.fleet.ack(list(runner.headers))
     if running.plan.is_protected:  # what is here of a late update is in the clear, and will never be used
         running.fleet.drop_uploads(running.run_id)
-    running.fleet.cancel(lost if closed.reason != "stopped" else list(runner.machine.assignments.values()))
-    runner.over()
+    lost = [machine.assignments[device] for device, kind in machine.lost.items() if kind == "offline"]
+    running.fleet.cancel(lost if closed.reason != "stopped" else list(machine.assignments.values()))
 
 
 def _apart(runner: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
@@ -122,41 +139,7 @@ def _window(runner: RoundRunner, closed: RoundResult) -> list[float]:
     return [runner.aggregator.norms[str(update_id)] for update_id in closed.aggregated]
 
 
-def _names(runner: RoundRunner) -> dict[str, Any]:
-    """Return the fields of `RoundClosed` for the recorded metrics of the round's updates, and the number of
-    other metrics.
-    """
-    accepted = runner.running.run_state.line.now.accepted
-    said = [event.header.get("metrics", {}) for event in accepted]
-    names = [*names_in(said, MEASURED), *names_in(said, TRAINED)]
-    others = sum(name not in names for metrics in said for name in metrics)
-    return {"names": names, "ignored": others + sum(event.ignored for event in accepted)}
-
-
-def _measured(runner: RoundRunner, now: float) -> list[MeasureRow]:
-    """Return the rows of what this round's replies show about devices' speed.
-
-    Replies are read in the order of the journal, so a resumed round learns the same.
-    """
-    running = runner.running
-    if running.plan.is_protected:
-        return []  # such an update tells no times
-    work = work_key(running.plan, running.layout)
-    for event in running.run_state.line.now.accepted:
-        header = runner.headers[UpdateId.parse(event.update_id)]
-        hello = running.presence.hellos.get(event.device)
-        if hello is not None:
-            running.device_profiles.greeted(event.device, hello.link.get("rtt_s", 0.0))
-        assigned = running.run_state.ledger.find(header.assignment_id)
-        most = most_steps(running.plan, header, assigned_steps(running, header))
-        found = durations(header, assigned.sent_bytes if assigned else 0, epochs_of(running.plan), most)
-        if running.plan.local.steps == "auto":
-            found = at_own_pace(found, header, running.plan.local, assigned.work if assigned else None)
-        running.device_profiles.learn(event.device, work, found)
-    return [] if running.simulated else running.device_profiles.news(now)
-
-
-def _stepped(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
+def _move_model(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
     """Move the model by the round's updates; return the final result, and the updates that count less.
 
     If the sum is too large for a model, the step is made without the updates that caused this. They are dropped. If too
@@ -221,34 +204,6 @@ def add_again(aggregator: RoundAggregator, aggregated: Sequence[AggregatedUpdate
     """Add updates that were aggregated before to an empty aggregator, in their order."""
     for header, frames, discount in aggregated:
         aggregator.add(header, frames, discount)
-
-
-def where_time_went(
-    runner: RoundRunner, closed: RoundResult, counted: Sequence[ReplyHeader]
-) -> tuple[str, dict[str, float]]:
-    """Return the device whose reply came last, and the seconds by stage until its update was in the sum.
-
-    In a buffered round an assignment of an earlier round may have filled the buffer. A simulation's clock does not
-    count the aggregator's work, so there `aggregate_s` is that of all updates.
-    """
-    assigned = set(runner.machine.assignments.values())
-    arrived = [
-        (header.transfer.arrived_at, header)
-        for header in counted
-        if header.transfer and (closed.reason == "buffer" or header.assignment_id in assigned)
-    ]
-    if not arrived:
-        return "", {"aggregate_s": runner.adding_s} if runner.running.simulated else {}
-    _, last = max(arrived, key=lambda pair: pair[0])
-    assert last.transfer is not None
-    pulled_at = last.transfer.pulled_at  # 0 for a masked update: an advertisement has answered its assignment before
-    return last.update_id.device, {
-        **({"wait_s": max(0.0, pulled_at - runner.opened.at)} if pulled_at else {}),
-        **({} if runner.plan.is_protected else asdict(last.timings)),  # such an update tells no times
-        "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
-        "receive_s": runner.receive_s.get(last.update_id, 0.0),
-        "aggregate_s": runner.adding_s if runner.running.simulated else runner.aggregate_s.get(last.update_id, 0.0),
-    }
 
 
 @dataclass(frozen=True)

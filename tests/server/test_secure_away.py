@@ -178,13 +178,15 @@ def test_an_addition_that_ends_after_its_vector_was_dropped_changes_nothing() ->
     story, update_id = Story(), update_of(name_of(1))
     story.until("masked")
     story.phase("masked", [name_of(4)], fold=False)
-    assert story.on(AggregationRejected(update_id, "bad-payload: cut")) == [DropUpdate(update_id, "bad-payload: cut")]
+    assert story.on(AggregationRejected(update_id, "bad-payload", "cut")) == [
+        DropUpdate(update_id, "bad-payload", "cut")
+    ]
     assert story.on(AggregationDone(update_id)) == []
 
 
 def test_a_vector_that_is_damaged_after_the_survivors_were_shown_ends_the_round() -> None:
     story = Story()
     story.until("agree")
-    story.on(AggregationRejected(update_of(name_of(1)), "bad-payload: cut"))
+    story.on(AggregationRejected(update_of(name_of(1)), "bad-payload", "cut"))
     assert (story.result.reason, story.result.aggregated) == ("aborted", ())
     assert sorted(story.result.dropped) == [update_of(name_of(i)) for i in range(5)]

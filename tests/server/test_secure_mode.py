@@ -243,7 +243,7 @@ def test_a_vector_that_cannot_be_added_is_a_drop_out():
     story, name = Story(), name_of(1)
     story.until("masked")
     story.phase("masked", fold=False)
-    story.on(AggregationRejected(update_of(name), "bad-payload: masked vectors of 3 bytes"))
+    story.on(AggregationRejected(update_of(name), "bad-payload", "masked vectors of 3 bytes"))
     for other in map(name_of, (0, 2, 3, 4)):
         story.on(AggregationDone(update_of(other)))
     story.finish("agree")
@@ -361,7 +361,7 @@ def test_a_vector_that_is_damaged_after_the_survivors_were_shown_ends_the_round(
     again = Story()
     again.machine.replay(told)
     assert again.machine.secure.phase == "agree"
-    again.on(AggregationRejected(update_of(name_of(0)), "bad-payload: the file is damaged"))
+    again.on(AggregationRejected(update_of(name_of(0)), "bad-payload", "the file is damaged"))
     for other in map(name_of, range(1, 5)):
         again.on(AggregationDone(update_of(other)))
     assert (again.result.reason, again.result.aggregated) == ("aborted", ())

@@ -223,7 +223,7 @@ class UpdateDropped(Event):
     device: str
     assignment_id: str
     update_id: str
-    reason: DropReason  # none of NO_STEP: RoundClosed.dropped has these updates
+    reason: DropReason  # of this update alone; RoundClosed.dropped has those that a round without a step drops
     elapsed_s: float
     header: dict[str, Any] = field(default_factory=dict)
     detail: str = ""

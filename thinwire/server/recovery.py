@@ -76,7 +76,8 @@ def replayed(now: RoundProgress, runner: RoundRunner) -> round_events.PastEvents
                 )
                 yield seen, event.elapsed_s
             case UpdateDropped(update_id=update_id) if update_id in accepted:
-                yield round_events.AggregationRejected(UpdateId.parse(update_id), event.reason), event.elapsed_s
+                rejected = round_events.AggregationRejected(UpdateId.parse(update_id), event.reason, event.detail)
+                yield rejected, event.elapsed_s
             case ClientFailed(device=device, assignment_id=assignment_id):
                 yield round_events.AssignmentFailed(device, assignment_id, event.kind, event.text), event.elapsed_s
             case ClientReconnected(device=device):

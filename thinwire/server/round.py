@@ -27,7 +27,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import islice
 
-from thinwire.core.events import NO_STEP, CloseReason
+from thinwire.core.events import NO_STEP, CloseReason, DropReason
 from thinwire.core.formatting import Reason, Reasons
 from thinwire.core.types import UpdateId
 from thinwire.server.concurrency import ConcurrencySlots
@@ -129,10 +129,10 @@ class RoundMachine:
             case AggregationDone(update_id):
                 self.aggregating.discard(update_id)
                 self._count(update_id)
-            case AggregationRejected(update_id, reason):
+            case AggregationRejected(update_id, reason, detail):
                 self.aggregating.discard(update_id)
                 self._reject(update_id, now)
-                return self._drop(update_id, reason)
+                return self._drop(update_id, reason, detail)
             case AssignmentFailed(device, assignment_id, kind, text):
                 return self._lose(device, assignment_id, kind, text)
             case DeviceDisconnected(device, why):
@@ -157,10 +157,10 @@ class RoundMachine:
         """Note that an update was aggregated."""
         self.aggregated.append(update_id)
 
-    def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
+    def _drop(self, update_id: UpdateId, reason: DropReason, detail: str = "") -> list[Action]:
         """Note that an update does not count."""
         self.dropped.append(update_id)
-        return [DropUpdate(update_id, reason)]
+        return [DropUpdate(update_id, reason, detail)]
 
     def _staleness(self, header: UpdateArrived) -> int:
         """Return by how many versions the update is behind the round."""

@@ -169,7 +169,7 @@ def _move_model(runner: RoundRunner, closed: RoundResult, events: list[Event]) -
     runner.aggregator, left_out = aggregated_without(new, aggregated)
     too_large = [header.update_id for header in left_out]
     for update_id in too_large:
-        events += runner.drop_events(update_id, TOO_LARGE)
+        events += runner.drop_events(update_id, "bad-payload", TOO_LARGE)
     left = tuple(u for u in closed.aggregated if u not in too_large)
     if len(left) < runner.opened.min_updates:
         return RoundResult("too-few", (), (*closed.dropped, *closed.aggregated), closed.outstanding), {}
@@ -178,7 +178,7 @@ def _move_model(runner: RoundRunner, closed: RoundResult, events: list[Event]) -
     return RoundResult(closed.reason, left, (*closed.dropped, *too_large), closed.outstanding), counted
 
 
-TOO_LARGE = "bad-payload: numbers too large to be added"
+TOO_LARGE = "numbers too large to be added"
 AggregatedUpdate = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
 
 
@@ -208,11 +208,11 @@ def add_again(aggregator: RoundAggregator, aggregated: Sequence[AggregatedUpdate
 
 @dataclass(frozen=True)
 class AggregationResult:
-    """The result of one addition: done in `seconds`, or the update is `rejected` for a reason."""
+    """The result of one addition, which took `seconds`; `error` says what is wrong with the payload."""
 
     update_id: UpdateId
     seconds: float
-    rejected: str = ""
+    error: BadPayload | None = None
 
 
 class AggregationQueue:
@@ -236,7 +236,7 @@ class AggregationQueue:
             try:
                 add()
             except BadPayload as error:
-                return AggregationResult(update_id, time.perf_counter() - start, rejected=f"bad-payload: {error}")
+                return AggregationResult(update_id, time.perf_counter() - start, error)
             return AggregationResult(update_id, time.perf_counter() - start)
 
         if self._worker is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from thinwire.core.events import CloseReason
+from thinwire.core.events import CloseReason, DropReason
 from thinwire.core.formatting import Reasons
 from thinwire.core.types import UpdateId
 from thinwire.privacy.secure_round import Removal
@@ -110,10 +110,11 @@ class AggregationDone:
 
 @dataclass(frozen=True)
 class AggregationRejected:
-    """An accepted update could not be aggregated, for this reason."""
+    """An accepted update could not be aggregated, for this reason; `detail` tells the case."""
 
     update_id: UpdateId
-    reason: str
+    reason: DropReason
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ class DropUpdate:
     """Drop this update: it does not count. With error feedback its device adds it to its residual again."""
 
     update_id: UpdateId
-    reason: str
+    reason: DropReason
+    detail: str = ""
 
 
 @dataclass(frozen=True)

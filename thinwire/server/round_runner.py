@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from thinwire.core.events import (
     ClientReconnected,
@@ -243,8 +243,8 @@ class RoundRunner:
             match action:
                 case round_events.AggregateUpdate(update_id):
                     self.accepted.append((self.headers[update_id], action))
-                case round_events.DropUpdate(update_id, reason):
-                    facts += self.drop_events(update_id, reason)
+                case round_events.DropUpdate(update_id, reason, detail):
+                    facts += self.drop_events(update_id, reason, detail)
                 case round_events.DeferUpdate(update_id):
                     deferred = self.headers.pop(update_id)
                     self.reply_counts[deferred.assignment_id] -= 1
@@ -280,19 +280,18 @@ class RoundRunner:
     def over(self) -> None:
         """Clean up after the end."""
 
-    def _drop_unseen(self, update_id: UpdateId, reason: str) -> None:
+    def _drop_unseen(self, update_id: UpdateId, reason: DropReason) -> None:
         """Drop an update without passing it to the state machine, and record the reason."""
         self.machine.dropped.append(update_id)
         self.record(*self.drop_events(update_id, reason))
 
-    def drop_events(self, update_id: UpdateId, reason: str) -> list[UpdateDropped]:
+    def drop_events(self, update_id: UpdateId, reason: DropReason, detail: str = "") -> list[UpdateDropped]:
         """Return the event that an update is dropped; none if the journal has it already, as after a second
         aggregation.
         """
         if self.running.run_state.ledger.is_dropped(update_id):
             return []
-        code, _, detail = reason.partition(": ")
-        return [UpdateDropped(**self._fields(self.headers[update_id]), reason=cast(DropReason, code), detail=detail)]
+        return [UpdateDropped(**self._fields(self.headers[update_id]), reason=reason, detail=detail)]
 
     def _accepted(self, header: ReplyHeader, action: AggregateUpdate) -> list[Event]:
         """Return the event that an update counts for this round, and the loss of the device's state that it reports."""
@@ -331,8 +330,8 @@ class RoundRunner:
             self.adding_s += outcome.seconds
             if handled_at := self._handled_at.pop(outcome.update_id, 0.0):  # else by an earlier process
                 self.aggregate_s[outcome.update_id] = time.perf_counter() - handled_at
-            if outcome.rejected:
-                self.on(round_events.AggregationRejected(outcome.update_id, outcome.rejected))
+            if outcome.error is not None:
+                self.on(round_events.AggregationRejected(outcome.update_id, "bad-payload", str(outcome.error)))
                 self._take_deferred()  # the round may accept replies again
             else:
                 self.unwritten_events.append(

@@ -236,7 +236,7 @@ class SecureRoundRunner(RoundRunner):
             except BadPayload as error:
                 damaged[update_id] = error
         for update_id, found in damaged.items():
-            self.on(round_events.AggregationRejected(update_id, f"bad-payload: {found}"))
+            self.on(round_events.AggregationRejected(update_id, "bad-payload", str(found)))
 
     def _unmask(self, removal: Removal) -> str:
         """Remove the masks from the sum; return "" or why that is not possible."""

@@ -19,7 +19,7 @@ from thinwire.aggregation import UpdateRows
 from thinwire.aggregation.reductions import reduction_of
 from thinwire.core import Layout, RunPlan
 from thinwire.core.types import Vector
-from thinwire.server.aggregator import Model
+from thinwire.server.aggregator import Model, SumConfig
 from thinwire.server.reducing_aggregator import ReducingAggregator
 from thinwire.store import FileSpool
 
@@ -69,7 +69,7 @@ def memory(params: int, cohorts: tuple[int, ...], folder: Path) -> Iterator[dict
             meter = Meter()
             meter.base()
             with meter:
-                fold = ReducingAggregator(folder, plan, layout, codec)
+                fold = ReducingAggregator(folder, plan, layout, codec, SumConfig())
                 for header in headers:
                     fold.add(header, partial(spool.open, header.update_id), 1.0)
                 fold.step(model)

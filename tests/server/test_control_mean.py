@@ -19,7 +19,7 @@ from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.prng import Key, derive
 from thinwire.core.types import Assignment, ReplyHeader, UpdateId, Vector, within_run
-from thinwire.server.aggregator import Model, RoundAggregator
+from thinwire.server.aggregator import Model, RoundAggregator, SumConfig
 from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates, Turn
 
@@ -93,7 +93,7 @@ def test_it_moves_by_a_devices_weight_among_all_and_begins_again_where_nobody_is
     assert isinstance(header, ReplyHeader)
     model = Model(travels, np.full(travels.size, 2.0, np.float32), np.zeros(0, np.float32), {})
     fold, ends = (
-        RoundAggregator(plan, travels, "identity", known),
+        RoundAggregator(plan, travels, "identity", SumConfig(known)),
         np.cumsum([0, *(part.length for part in header.parts)]),
     )
     fold.add(header, lambda: (body[start:stop] for start, stop in itertools.pairwise(ends)), 1.0)

@@ -17,7 +17,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,7 +198,7 @@ class StockRun:
         return Layout.from_json(said["layout"]), stored, reply.parts
 
     def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
-        from thinwire.server.aggregator import RoundAggregator, caps_of
+        from thinwire.server.aggregator import RoundAggregator, SumConfig, caps_of
         from thinwire.server.evaluation import pooled_metrics
         from thinwire.server.policy.assignment_terms import work_of
         from thinwire.server.round_close import add_again, aggregated_without
@@ -211,10 +211,8 @@ class StockRun:
         }
         fold: RoundAggregator
         aggregated: dict[int, AggregatedUpdate]
-        new = partial(
-            RoundAggregator, self.plan, versions.layout, codec, self._weights,
-            counters=stored.counters, steps_of=lambda header: work.steps,
-        )  # fmt: skip
+        config = SumConfig(self._weights, counters=stored.counters, steps_of=lambda header: work.steps)
+        new = partial(RoundAggregator, self.plan, versions.layout, codec, config)
         fold, aggregated = new(), {}
         for node, reply in self._exchange("train", assignments).items():
             try:
@@ -230,10 +228,11 @@ class StockRun:
                 print(f"thinwire: round {number}: node {node} failed, {header.kind}: {header.text}", flush=True)
         headers = [header for header, _, _ in aggregated.values()]
         caps = caps_of(self.plan, headers)
-        for update_id, capped in fold.capped(caps, headers).items():
-            new, found = partial(new, caps=caps), UpdateId.parse(update_id)
+        for update_id, capped in (less := fold.capped(caps, headers)).items():
+            found = UpdateId.parse(update_id)
             print(f"thinwire: round {number}: {found.device}: {capped_text(capped)}", flush=True)
-        if "caps" in new.keywords:
+        if less:
+            new = partial(RoundAggregator, self.plan, versions.layout, codec, replace(config, caps=caps))
             add_again(fold := new(), list(aggregated.values()))
         if not fold.fits():
             fold, spoilers = aggregated_without(new, list(aggregated.values()))

@@ -175,6 +175,24 @@ class Model:
     state: State = field(default_factory=dict)  # of the server optimizer; EF21's sum, FedDyn's mean
 
 
+@dataclass(frozen=True)
+class SumConfig:
+    """How the sum of a round reads and counts its updates.
+
+    `weights`: the examples of devices that earlier rounds counted, for means over all devices. `codec_of`: the codec of
+    a reply, if devices have different ones. `counters`: the integer buffers of the base model. `steps_of`: the steps
+    that were assigned for a reply, 0 if the plan counts epochs. `caps`: limits on weights, if the round's other updates
+    are known already. `counts_alike`: each update counts alike and as a whole, whatever its examples.
+    """
+
+    weights: Mapping[str, int] = field(default_factory=dict)
+    codec_of: Callable[[ReplyHeader], str] | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    steps_of: Callable[[ReplyHeader], int] = lambda header: 0
+    caps: WeightCaps = WeightCaps()
+    counts_alike: bool = False
+
+
 class RoundAggregator:
     """The running sum of one round, to which updates are added one at a time in the order of the journal.
 
@@ -184,32 +202,14 @@ class RoundAggregator:
     steps_apart = False  # True: a step takes so long that other runs must go on meanwhile
     metrics: Metrics = {}  # of a sum under masks, whose updates have none  # noqa: RUF012  # never changed
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        layout: Layout,
-        codec: str,
-        weights: Mapping[str, int] | None = None,
-        codec_of: Callable[[ReplyHeader], str] | None = None,
-        counters: Mapping[str, int] | None = None,
-        steps_of: Callable[[ReplyHeader], int] | None = None,
-        caps: WeightCaps | None = None,
-        counts_alike: bool = False,
-    ) -> None:
-        """Start an empty sum.
-
-        `counters`: the integer buffers of the base model. `steps_of`: the steps that were assigned for a reply, 0 if
-        the plan counts epochs. `caps`: limits on weights, if the round's other updates are known already.
-        `counts_alike`: each update counts alike and as a whole, however many examples it was made from.
-        """
-        self.plan, self.layout, self.before = plan, layout, counters or {}
-        self.steps_of, self.caps = steps_of or (lambda header: 0), caps or WeightCaps()
-        self.counts_alike = counts_alike
-        self.codec_of = codec_of or (lambda header: codec)
+    def __init__(self, plan: RunPlan, layout: Layout, codec: str, config: SumConfig = SumConfig()) -> None:  # frozen
+        """Start an empty sum of updates in this codec, unless `config` names another one for a reply."""
+        self.plan, self.layout, self.config, self.caps = plan, layout, config, config.caps
+        self.codec_of = config.codec_of or (lambda header: codec)
         self._bound: dict[str, BoundCodec] = {}
         self.norms: dict[str, float] = {}  # update id -> norm of its decoded values, in a run that bounds it
         self.algorithm = algorithm_of(plan)
-        self.weights = Weights(weights or {}) if plan.has_client_state else None
+        self.weights = Weights(config.weights) if plan.has_client_state else None
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
 
@@ -229,12 +229,12 @@ class RoundAggregator:
             raise BadPayload(
                 f"an update of {header.examples} examples with a = {header.a}", why="both must be positive"
             )
-        require_a(self.plan, header, self.steps_of(header))
+        require_a(self.plan, header, self.config.steps_of(header))
         header = self.caps.counted(header)
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
             self.buffers.check(statistics)
-        self.buffers.check_counters(header.counters, self.before)
+        self.buffers.check_counters(header.counters, self.config.counters)
         model: Frames = lambda: islice(frames(), segments)  # noqa: E731  # without the buffers
         if self.plan.server.max_norm is None:
             self._add_frames(header, model, discount)
@@ -265,7 +265,7 @@ class RoundAggregator:
 
         If updates count alike, the mean of n is 1/n of the sum of discount * a * d.
         """
-        if self.counts_alike:
+        if self.config.counts_alike:
             return 1, discount * header.a, 1.0
         if self.weights is not None:
             return self.weights.of(header.update_id.device, header.examples), discount, header.a
@@ -285,7 +285,7 @@ class RoundAggregator:
         already. Their examples then weigh only their statistics.
         """
         statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
-        alike, known = self.counts_alike, self.weights.known if self.weights is not None else {}
+        alike, known = self.config.counts_alike, self.weights.known if self.weights is not None else {}
         found = self.bounded(caps)
         for header in headers:
             name, by_examples = str(header.update_id), not (alike or header.update_id.device in known)

@@ -51,7 +51,7 @@ from thinwire.core.statedir import sync_path
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.privacy.tree_aggregation import length_of
-from thinwire.server.aggregator import Frames, Model, RoundAggregator
+from thinwire.server.aggregator import Frames, Model, RoundAggregator, SumConfig
 from thinwire.server.device_terms import assigned_codec
 from thinwire.server.model_store import HIDDEN
 from thinwire.server.policy.cohort import Cohort, poisson_sample
@@ -210,7 +210,8 @@ class DeviceMode(SpendingRounds):
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> NoisedMean:
         del caps
-        return NoisedMean(self.plan, running.layout, opened.codec, codec_of=partial(assigned_codec, running))
+        config = SumConfig(codec_of=partial(assigned_codec, running))
+        return NoisedMean(self.plan, running.layout, opened.codec, config)
 
 
 class PrivateAggregator(RoundAggregator):

@@ -26,7 +26,7 @@ from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, State, UpdateId, Vector
-from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator, WeightCaps, largest
+from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator, SumConfig, WeightCaps, largest
 
 
 class ReducingAggregator(RoundAggregator):
@@ -34,8 +34,8 @@ class ReducingAggregator(RoundAggregator):
 
     steps_apart = True
 
-    def __init__(self, folder: Path, plan: RunPlan, layout: Layout, *more: Any) -> None:
-        super().__init__(plan, layout, *more)
+    def __init__(self, folder: Path, plan: RunPlan, layout: Layout, codec: str, config: SumConfig) -> None:
+        super().__init__(plan, layout, codec, config)
         self.reduction = reduction_of(plan.server.reduce)
         self.rows = UpdateRows(folder, layout.size)
         self.buffers = BufferMedian(layout)

@@ -20,7 +20,7 @@ from thinwire.core.fleet import Envelope
 from thinwire.core.formatting import Reason, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, SecureWork, assignment_id_of
-from thinwire.server.aggregator import RoundAggregator, WeightCaps, largest_norm
+from thinwire.server.aggregator import RoundAggregator, SumConfig, WeightCaps, largest_norm
 from thinwire.server.concurrency import at_work_before, slowest_s
 from thinwire.server.context import RunContext
 from thinwire.server.device_terms import (
@@ -171,14 +171,17 @@ class RoundMode:
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty sum for the updates of a round, with these caps on weights."""
-        own = (
-            self.plan, running.layout, opened.codec, running.run_state.weights, partial(assigned_codec, running),
-            running.model.counters, partial(assigned_steps, running),
-            caps or WeightCaps(norm=largest_norm(self.plan, running.run_state.norms)), self.counts_alike,
-        )  # fmt: skip
+        config = SumConfig(
+            weights=running.run_state.weights,
+            codec_of=partial(assigned_codec, running),
+            counters=running.model.counters,
+            steps_of=partial(assigned_steps, running),
+            caps=caps or WeightCaps(norm=largest_norm(self.plan, running.run_state.norms)),
+            counts_alike=self.counts_alike,
+        )
         if self.plan.server.reduce == "mean":
-            return RoundAggregator(*own)
-        return ReducingAggregator(running.home.spool, *own)
+            return RoundAggregator(self.plan, running.layout, opened.codec, config)
+        return ReducingAggregator(running.home.spool, self.plan, running.layout, opened.codec, config)
 
     def evaluate(
         self, running: RunContext, opened: RoundOpened, in_time: Sequence[ReplyHeader], now: float

@@ -95,13 +95,13 @@ def main() -> int:
     read.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     read.add_argument("--only", default="", help="decoders whose spec holds this")
     read.add_argument("--one", help=argparse.SUPPRESS)
-    assigned = read.parse_args()
-    if assigned.one:
-        return one(assigned.one, assigned.frames, assigned.seed)
-    specs, began = [spec for spec in (*SPECS, LANES, LATTICE, MESSAGES) if assigned.only in spec], time.monotonic()
-    print(f"{len(specs)} decoders, {assigned.frames} frames each, on {', '.join(native.available())}", flush=True)
-    with ThreadPoolExecutor(assigned.workers) as pool:
-        stood = sum(pool.map(lambda spec: apart(spec, assigned.frames, assigned.seed), specs))
+    options = read.parse_args()
+    if options.one:
+        return one(options.one, options.frames, options.seed)
+    specs, began = [spec for spec in (*SPECS, LANES, LATTICE, MESSAGES) if options.only in spec], time.monotonic()
+    print(f"{len(specs)} decoders, {options.frames} frames each, on {', '.join(native.available())}", flush=True)
+    with ThreadPoolExecutor(options.workers) as pool:
+        stood = sum(pool.map(lambda spec: apart(spec, options.frames, options.seed), specs))
     print(f"{stood} decoders stood, {len(specs) - stood} did not, in {time.monotonic() - began:.0f} s")
     return stood < len(specs)
 

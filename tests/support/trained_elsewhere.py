@@ -51,7 +51,7 @@ def loss(model, batch):
 
 
 class Elsewhere:
-    """A device whose task is worked on in another process, and the aggregator that assignments it."""
+    """A device whose task is worked on in another process, and the aggregator that sends it assignments."""
 
     def __init__(self, folder: Path, plan: Any = None, **options: Any) -> None:
         self.folder = private_folder(folder / "client")

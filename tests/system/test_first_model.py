@@ -1,5 +1,5 @@
-"""[run] init = "device" over real processes: an aggregator that dies while it assignments goes on with the same
-device.
+"""[run] init = "device" over real processes: an aggregator that dies after it selected a device goes on with the
+same device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def held_task(site: Site, hold: Path) -> None:
         task.write(HELD.format(hold=str(hold)))
 
 
-def test_the_aggregator_may_be_killed_while_it_assignments_and_the_device_after_it_answered(
+def test_the_aggregator_may_be_killed_during_the_assignment_and_the_device_after_its_reply(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_task(site, hold := tmp_path / "hold")

@@ -96,10 +96,10 @@ def stranger_at(here: Place) -> Iterator[socket.socket]:
 @pytest.mark.parametrize("tls", [False, True])
 def test_refusals_that_a_stranger_does_not_read_are_not_kept_for_him(tmp_path: Path, tls: bool) -> None:
     """Many requests at once, each refused: what he does not read would lie here, and not there."""
-    assigned = b"GET /tw/v1/assignments/a/bundle HTTP/1.1\r\n\r\n" * 2000
+    request = b"GET /tw/v1/assignments/a/bundle HTTP/1.1\r\n\r\n" * 2000
     with place(tmp_path, tls=tls) as here, stranger_at(here) as stranger, pytest.raises(OSError):
-        for _ in range(8 * 2**20 // len(assigned)):  # 30 MB of answers
-            stranger.sendall(assigned)
+        for _ in range(8 * 2**20 // len(request)):  # 30 MB of answers
+            stranger.sendall(request)
 
 
 def test_what_follows_a_refused_body_is_not_read(here: TlsPlace) -> None:

@@ -57,12 +57,12 @@ def test_a_reply_that_is_lost_on_the_way_is_requested_again(here: Place, monkeyp
     assert here.authority is not None
     with proxy(here.fleet.address) as clear:
         joined(here, "pi-0", url=f"https://{clear.address}")
-        assigned, whole = clear.down.given, clear.up.given
+        received_bytes, sent_bytes = clear.down.given, clear.up.given
     invitation = here.invite()
-    with proxy(here.fleet.address, cuts_down=[assigned - 20]) as bad:
+    with proxy(here.fleet.address, cuts_down=[received_bytes - 20]) as bad:
         assert joined(here, "pi-1", invitation, f"https://{bad.address}").name == "pi-1"
         assert bad.cut_count == 1
-        assert bad.up.given > whole
+        assert bad.up.given > sent_bytes
     assert here.roster.invitations[invitation.secret] == here.roster.devices["pi-1"].fingerprint
 
 
@@ -182,7 +182,7 @@ def test_a_proxy_that_is_configured_carries_join_and_link(here: Place, monkeypat
         from tests.support.fleet_words import hello
 
         assert link.hello(hello("pi-1")).name == "pi-1"
-        assert all(assigned.startswith("CONNECT agg.example:9090 HTTP/1.1\r\n") for assigned in tunnel.selected)
+        assert all(request.startswith("CONNECT agg.example:9090 HTTP/1.1\r\n") for request in tunnel.selected)
         assert "Proxy-Authorization: Basic bWU6cGFzcyB3b3Jk\r\n" in tunnel.selected[0]
         monkeypatch.setenv("NO_PROXY", "agg.example")
         count = tunnel.connections

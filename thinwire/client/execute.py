@@ -141,8 +141,8 @@ class AssignmentContext:
             return limit_s if math.isfinite(limit_s) else None
         if cohort.late == "aggregate" and left_s < self.afterwards.least_s(self.assignment.codec):
             left_s += LATER * cohort.max_staleness * deadline_s
-        assigned = sum(part.length for part in self.assignment.parts)
-        after_s = self.afterwards.lasts_s(self.assignment.codec, dense_bytes, assigned, self.delivery.download_s)
+        download_bytes = sum(part.length for part in self.assignment.parts)
+        after_s = self.afterwards.lasts_s(self.assignment.codec, dense_bytes, download_bytes, self.delivery.download_s)
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)
 
     def do(

@@ -71,7 +71,7 @@ class Loop:
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at, self._works = 25.0, time.monotonic(), False
-        self._assignments_sent: set[str] = set()  # runs of which this process received an assignment
+        self._runs_seen: set[str] = set()  # runs of which this process received an assignment
         kept = {run: identity for task, one in sessions.items() for run, identity in one.kept.open_runs(task).items()}
         self.hello = Hello(
             name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has(), open_runs=kept, secure=secure
@@ -251,9 +251,9 @@ class Loop:
         if self.inbox.empty() and self._behind.idle and not self.ending.is_set():
             self.say("idle")
         if (assignment := delivery.assignment).kind != "stop":
-            self._assignments_sent.add(assignment.run)
+            self._runs_seen.add(assignment.run)
             return False
-        return not delivery.missed or assignment.run in self._assignments_sent
+        return not delivery.missed or assignment.run in self._runs_seen
 
     def _answer(self, delivery: Delivery, came_at: float) -> None:
         assignment = delivery.assignment

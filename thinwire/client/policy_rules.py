@@ -159,9 +159,9 @@ def _adversary(assignment: _Assignment) -> Denied | None:
 
 
 def _max_corrupt_assumed(assignment: _Assignment) -> Denied | None:
-    least, assigned = assignment.policy.max_corrupt_assumed, assignment.plan.secure.max_corrupt
-    if least is not None and assigned < least:
-        return Denied("max_corrupt_assumed", f"the plan has max_corrupt = {assigned:g}, the least here is {least:g}")
+    least, planned = assignment.policy.max_corrupt_assumed, assignment.plan.secure.max_corrupt
+    if least is not None and planned < least:
+        return Denied("max_corrupt_assumed", f"the plan has max_corrupt = {planned:g}, the least here is {least:g}")
     return None
 
 
@@ -179,9 +179,9 @@ def _min_cohort(assignment: _Assignment) -> Denied | None:
 
 
 def _min_survivors(assignment: _Assignment) -> Denied | None:
-    least, assigned = assignment.policy.min_survivors, assignment.plan.secure.min_survivors
-    if least is not None and assigned < least:
-        return Denied("min_survivors", f"the plan has min_survivors = {assigned}, the least here is {least}")
+    least, planned = assignment.policy.min_survivors, assignment.plan.secure.min_survivors
+    if least is not None and planned < least:
+        return Denied("min_survivors", f"the plan has min_survivors = {planned}, the least here is {least}")
     return None
 
 
@@ -278,13 +278,13 @@ def _max_participations(assignment: _Assignment) -> Denied | None:
 
 
 def _min_noise(assignment: _Assignment) -> Denied | None:
-    least, assigned = assignment.policy.min_noise, assignment.plan.privacy
+    least, planned = assignment.policy.min_noise, assignment.plan.privacy
     if not least:
         return None
-    if assigned.mode == "off" or assigned.noise_multiplier is None:
+    if planned.mode == "off" or planned.noise_multiplier is None:
         return Denied("min_noise", "the plan does not say how much noise is added")
-    noise = assigned.noise_multiplier
-    if assigned.mechanism == "tree":  # an update is in many sums, so its noise counts less
+    noise = planned.noise_multiplier
+    if planned.mechanism == "tree":  # an update is in many sums, so its noise counts less
         from thinwire.privacy.noise_plan import share_of_participation  # other runs need no accountant
 
         noise /= math.sqrt(share_of_participation(assignment.plan))

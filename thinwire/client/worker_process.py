@@ -296,9 +296,9 @@ class Interpreter:
 
         A package without metadata is left out. Raises `UsageError` if `path` is no Python that can train.
         """
-        return installed() if self.path is None else self._assignments_sent(self.path)
+        return installed() if self.path is None else self._versions_of(self.path)
 
-    def _assignments_sent(self, path: Path) -> Mapping[str, str]:
+    def _versions_of(self, path: Path) -> Mapping[str, str]:
         try:
             done = subprocess.run(
                 [str(path), "-c", ASK, *PACKAGES], capture_output=True, timeout=PATIENCE_S, env=dict(self.environment),

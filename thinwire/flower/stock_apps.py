@@ -190,8 +190,8 @@ class StockRun:
         raise TooFewClients("no node gave the first model", hint="look at the task's model() there")
 
     def _begin(self, node: int) -> tuple[Layout, ModelStored, bytes]:
-        assigned = Carried(json.dumps({"task": self.plan.run.task, "seed": self.plan.run.seed or 0}).encode())
-        (reply,) = self._exchange("query", {node: assigned}).values()
+        request = Carried(json.dumps({"task": self.plan.run.task, "seed": self.plan.run.seed or 0}).encode())
+        (reply,) = self._exchange("query", {node: request}).values()
         said = read_json(reply.header, MAX_HEADER_BYTES)
         parts = [(str(name), int(length), str(digest)) for name, length, digest in said["parts"]]
         stored = ModelStored(time.time(), 0, said["digest"], "v000000.model", parts, said["counters"])
@@ -266,8 +266,8 @@ class StockRun:
     def _exchange(self, kind: str, assignments: dict[int, Carried]) -> dict[int, Carried]:
         """Send messages and return each node's reply; a node that fails or does not reply is left out."""
         messages = [
-            Message(assigned.content(), dst_node_id=node, message_type=kind, ttl=ROUND_S)
-            for node, assigned in assignments.items()
+            Message(request.content(), dst_node_id=node, message_type=kind, ttl=ROUND_S)
+            for node, request in assignments.items()
         ]
         found = {}
         for reply in self.grid.send_and_receive(messages, timeout=ROUND_S):
@@ -303,7 +303,7 @@ def client_app() -> ClientApp:
     return app
 
 
-def described(assigned: Carried, context: Context) -> Carried:
+def described(request: Carried, context: Context) -> Carried:
     """Return the layout and the first model, drawn by the run's seed, followed by the fixed tensors.
 
     The node makes them because the aggregator never imports a task's code.
@@ -313,7 +313,7 @@ def described(assigned: Carried, context: Context) -> Carried:
     from thinwire.client.task import initial_model
     from thinwire.server.model_store import Versions
 
-    said = json.loads(assigned.header)
+    said = json.loads(request.header)
     made = initial_model(load_task(_spec(said["task"], context)), int(said["seed"]))
     with tempfile.TemporaryDirectory() as folder:
         versions = Versions(Path(folder), made.layout)
@@ -328,12 +328,12 @@ def described(assigned: Carried, context: Context) -> Carried:
     return Carried(json.dumps(header).encode(), parts)
 
 
-def trained(assigned: Carried, context: Context) -> Carried:
+def trained(request: Carried, context: Context) -> Carried:
     """Carry out one assignment as our own client would; residuals are kept in the node's directory between rounds."""
     from thinwire.client import ClientInfo, load_task
     from thinwire.client.handler import AssignmentHandler
 
-    assignment, name = assignment_from_bytes(assigned.header), f"node-{context.node_id}"
+    assignment, name = assignment_from_bytes(request.header), f"node-{context.node_id}"
     folder = private_folder(_home(context) / name)
     part, _, parts = str(context.node_config.get("partition", "0/1")).partition("/")
     data = context.node_config.get("data")
@@ -341,7 +341,7 @@ def trained(assigned: Carried, context: Context) -> Carried:
     client = ClientInfo(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
     session = AssignmentHandler(name, load_task(_spec(assignment.task, context)), folder, client)
     with tempfile.NamedTemporaryFile(dir=folder) as bundle:
-        bundle.write(assigned.parts)
+        bundle.write(request.parts)
         bundle.flush()
         delivery = Delivery(assignment, Path(bundle.name))
         reply, file = session.answer(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))

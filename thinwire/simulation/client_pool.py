@@ -103,7 +103,7 @@ class SimulatedClients:
         self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
         self._begun: dict[str, Delivery] = {}  # client -> its assignment, begun before its turn
         self._trains_until: dict[str, float] = {}  # client in a secure round -> when its training ends, by its clock
-        self._turns, fleet.on_send = Turns(), self._assignments_sent
+        self._turns, fleet.on_send = Turns(), self._queue_turn
         for index in range(crowd.count):
             name = crowd.name(index)
             own_clock = VirtualClock(origin=clock.origin)
@@ -113,7 +113,7 @@ class SimulatedClients:
         if turn_after in self._links:
             self._turns.go_on_after(self._links[turn_after][0])
 
-    def _assignments_sent(self, name: str) -> None:
+    def _queue_turn(self, name: str) -> None:
         self._turns.add(self._links[name][0], name)
 
     def step(self) -> bool:

@@ -229,13 +229,13 @@ def main() -> int:
     read.add_argument("--restarts", type=int, default=100, help="of the service, half of them plain and half over TLS")
     read.add_argument("--cases", type=int, default=200, help="hostile messages before each restart")
     read.add_argument("--seed", type=int, default=SEED)
-    assigned = read.parse_args()
+    options = read.parse_args()
     stood = True
     for tls in (False, True):
         name, began = "TLS" if tls else "plain", time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                said = attacked(Path(folder), assigned.restarts // 2, assigned.cases, assigned.seed + tls, tls=tls)
+                said = attacked(Path(folder), options.restarts // 2, options.cases, options.seed + tls, tls=tls)
             except AssertionError as error:
                 said, stood = f"BROKEN {error}", False
         print(f"service, {name}: {said}, {time.monotonic() - began:.0f} s", flush=True)

@@ -115,7 +115,7 @@ class Only(Saying):
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_a_device_that_measures_the_first_version_alone_ends_no_run(tmp_path: Path, tls: bool) -> None:
-    """This seed assignments it first: its metric is the only one that the run has heard of by then."""
+    """This seed selects the liar first: its metric is the only one that the run has heard of by then."""
     devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
     devices["liar"] = Only("liar", LAYOUT, says=lambda assignment: {"eval/zzz": (1.0, 1.0)})
     run = {"rounds": 3, "metric": "accuracy", "seed": FIRST_SEED}

@@ -180,9 +180,9 @@ class BundleRoute:
 
 def _start(headers: dict[bytes, bytes], tag: str) -> int:
     """Return the first byte to send: the requested one if the tag names this very bundle, else 0."""
-    assigned = _FROM.fullmatch(headers.get(b"range", b""))
+    range_match = _FROM.fullmatch(headers.get(b"range", b""))
     condition = headers.get(b"if-range", tag.encode())
-    return int(assigned[1]) if assigned and condition == tag.encode() else 0
+    return int(range_match[1]) if range_match and condition == tag.encode() else 0
 
 
 async def read(path: Path, start: int, length: int) -> AsyncIterator[tuple[bytes, bool]]:

@@ -50,10 +50,10 @@ def count() -> None:
             _write(request.row.name, request.route)
         await serve(self, request)
 
-    async def answered(self: PullRoute, request: Request, session: Any, outstanding: Any, withdrawn: Any) -> None:
+    async def answered(self: PullRoute, request: Request, connection: Any, outstanding: Any, withdrawn: Any) -> None:
         if outstanding is not None and outstanding.envelope.assignment.kind == "train":
             _write(request.row.name, FIRST, outstanding.envelope.assignment.assignment_id)
-        await answer(self, request, session, outstanding, withdrawn)
+        await answer(self, request, connection, outstanding, withdrawn)
 
     DeviceApi._serve, PullRoute._answer = served, answered  # type: ignore[method-assign]
 

@@ -99,7 +99,7 @@ def test_a_request_of_before_a_restart_is_refused_after_it(here: Place) -> None:
 def test_a_clock_that_is_wrong_is_refused(here: Place, age_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(here)
     caller.hello()
-    monkeypatch.setattr(here.fleet._gate._clock, "wall", lambda: time.time() + age_s, raising=False)
+    monkeypatch.setattr(here.fleet._authenticator._clock, "wall", lambda: time.time() + age_s, raising=False)
     assert caller.pull() == (401, "clock")
 
 

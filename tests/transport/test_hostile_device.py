@@ -132,7 +132,7 @@ def test_a_device_cannot_fill_the_spool(here: Place) -> None:
     here.fleet.ack([headers[0].update_id])
     assert liar.push(answer("pi-1", "made-up", 99, b"x"), b"x")[0] == 200
     here.restart()
-    assert here.fleet._exchange.waiting("pi-1") == MAX_WAITING
+    assert here.fleet._mailbox.waiting("pi-1") == MAX_WAITING
 
 
 @pytest.mark.parametrize("line", [b"POST /", b"POST /tw/v1/hello HTTP/1.1\r\nx: ", b"POST /tw/v1/hello HTTP/1.1\r\n"])

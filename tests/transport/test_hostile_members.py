@@ -27,7 +27,7 @@ from thinwire.transport.server.auth import FAILED_JOINS
 from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.presence import Presence
 from thinwire.transport.server.registration import MAX_HELLOS, HelloRoute
-from thinwire.transport.server.uploads import OFFERS, Upload, Uploads
+from thinwire.transport.server.uploads import MAX_OPEN_UPLOADS, Upload, Uploads
 
 
 @pytest.fixture
@@ -52,16 +52,16 @@ def liar(here: TlsPlace) -> Caller:
 def test_where_parts_begin_is_counted_once_however_many_there_are(tmp_path: Path) -> None:
     """For 30 000 parts of a byte the device API stood still for half a minute when it was counted for each."""
     reply = answer("pi-1", "assignment-1", 1, *[b"x"] * 1000)
-    offer = Upload(reply, PartFile(tmp_path, reply.parts), 0.0)
-    offer.file.size = 400
-    assert offer.file.starts is offer.file.starts
-    assert offer.offsets() == [1] * 400 + [0] * 600
+    upload = Upload(reply, PartFile(tmp_path, reply.parts), 0.0)
+    upload.file.size = 400
+    assert upload.file.starts is upload.file.starts
+    assert upload.offsets() == [1] * 400 + [0] * 600
 
 
 def test_answers_that_are_begun_and_never_sent_hold_eight_files(here: TlsPlace, liar: Caller) -> None:
-    for nth in range(1, OFFERS + 10):
+    for nth in range(1, MAX_OPEN_UPLOADS + 10):
         assert liar.push(answer("pi-1", "assignment-1", nth, bytes(300_000))).told == {"offsets": [0]}
-    assert len(list((here.folder / "spool").rglob(".partial-*"))) == OFFERS
+    assert len(list((here.folder / "spool").rglob(".partial-*"))) == MAX_OPEN_UPLOADS
 
 
 @pytest.mark.parametrize("at", ["%C2%B2", "1" * 5000, "+0", "%D9%A0", "x"])
@@ -123,7 +123,7 @@ def test_who_was_renamed_is_revoked_under_the_name_that_he_came_with_too(
         here.fleet.revoke_access(["pi-2"])
         assert waiting.result(PATIENCE_S).short == (403, "revoked")
     assert polled(here.fleet, ClientDisconnected) == ClientDisconnected("pi-1", "revoked")
-    assert here.fleet._sessions.of("pi-1") is None
+    assert here.fleet._presence.of("pi-1") is None
 
 
 def test_who_is_revoked_while_the_file_of_an_upload_is_made_leaves_none(
@@ -140,7 +140,7 @@ def test_who_is_revoked_while_the_file_of_an_upload_is_made_leaves_none(
     monkeypatch.setattr(here.fleet._spool, "partial", meanwhile)
     assert liar.push(answer("pi-1", "assignment-1", 1, bytes(300_000))).short == (403, "revoked")
     assert list((here.folder / "spool").rglob(".partial-*")) == []
-    assert here.fleet._uploads._offers == {}
+    assert here.fleet._uploads._open_uploads == {}
     assert not caplog.records
 
 
@@ -203,7 +203,7 @@ def test_a_hello_that_waited_while_its_device_was_revoked_is_not_welcomed(
     monkeypatch.setattr(HelloRoute, "_alone", meanwhile)
     assert liar.hello().short == (403, "revoked")
     assert not [a for a in here.fleet.poll(0.2) if isinstance(a, ClientConnected)]
-    assert here.fleet._sessions.of("pi-1") is None
+    assert here.fleet._presence.of("pi-1") is None
 
 
 # What a device that was approved may cost
@@ -249,24 +249,24 @@ def test_names_are_not_tried_out_with_an_invitation(here: TlsPlace) -> None:
 
 def test_of_two_that_wait_for_a_writer_only_one_goes_on_at_once(tmp_path: Path) -> None:
     reply = answer("pi-1", "assignment-1", 1, b"x")
-    offer = Upload(reply, PartFile(tmp_path / "parts", reply.parts), 0.0, writer=Connection())
+    upload = Upload(reply, PartFile(tmp_path / "parts", reply.parts), 0.0, writer=Connection())
     going = list[int]()
 
     async def both() -> None:
         async def one(number: int) -> None:
-            await Uploads._release(cast(Any, None), offer)
-            offer.writer = Connection()
+            await Uploads._release(cast(Any, None), upload)
+            upload.writer = Connection()
             going.append(number)
 
         waiting = [asyncio.ensure_future(one(number)) for number in (1, 2)]
         await asyncio.sleep(0)
-        offer.writer = None
-        offer.released.set()
+        upload.writer = None
+        upload.released.set()
         for _ in range(5):
             await asyncio.sleep(0)
         assert going == [1]
-        offer.writer = None
-        offer.released.set()
+        upload.writer = None
+        upload.released.set()
         await asyncio.gather(*waiting)
 
     asyncio.run(both())

@@ -53,7 +53,7 @@ class Uploader(Caller):
         finally:
             connection.close()
 
-    def offer(self) -> list[int] | None:
+    def push_header(self) -> list[int] | None:
         """How much of each part is there; None when all is done."""
         status, said, _ = self.assign("POST", PUSH, packed(reply_to_bytes(self.given)))
         assert status == 200
@@ -88,19 +88,19 @@ class Uploader(Caller):
 
 def test_a_large_answer_comes_part_by_part(here: Place) -> None:
     device = Uploader(here)
-    assert device.offer() == [0, 0, 0]
+    assert device.push_header() == [0, 0, 0]
     assert device.put(0, 0) == (200, {"offset": 700_000, "done": False})
     assert device.put(2, 0) == (200, {"offset": 300_001, "done": True})
     header = polled(here.fleet, ReplyHeader)
     assert [bytes(part) for part in here.fleet.open(header.update_id)] == list(BODIES)
-    assert device.offer() is None, "it is here: said again, it is not sent again"
+    assert device.push_header() is None, "it is here: said again, it is not sent again"
     assert not answers_now(here.fleet)
 
 
 def test_twenty_cuts_and_a_restart_give_the_same_bytes(here: Place) -> None:
     """What was durable is never sent again."""
     device, draws, sent = Uploader(here), random.Random(3), 0
-    device.offer()
+    device.push_header()
     for nth in range(20):
         index = 0 if device.durable(0) < len(BODIES[0]) else 2
         offset = device.durable(index)
@@ -112,7 +112,7 @@ def test_twenty_cuts_and_a_restart_give_the_same_bytes(here: Place) -> None:
             before = device.durable(index)
             here.restart()
             device.hello()
-            offsets = device.offer()
+            offsets = device.push_header()
             assert offsets is not None
             assert offsets[index] == before
     for index in (0, 2):
@@ -124,7 +124,7 @@ def test_twenty_cuts_and_a_restart_give_the_same_bytes(here: Place) -> None:
 
 def test_a_wrong_offset_is_answered_with_the_right_one(here: Place) -> None:
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     device.cut(0, 0, 50_000)
     offset = device.durable(0)
     for wrong in (offset + 1, 700_001):
@@ -136,7 +136,7 @@ def test_a_wrong_offset_is_answered_with_the_right_one(here: Place) -> None:
 
 def test_a_part_that_does_not_fit_its_digest_begins_again(here: Place) -> None:
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     assert device.put(0, 0, b"x" * 700_000)[1]["error"] == "damaged"
     assert device.durable(0) == 0
     assert device.put(0, 0)[0] == 200
@@ -144,7 +144,7 @@ def test_a_part_that_does_not_fit_its_digest_begins_again(here: Place) -> None:
 
 def test_a_part_is_not_longer_than_its_header_said(here: Place) -> None:
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     assert device.put(0, 0, BODIES[0] + b"x")[0] == 413
     assert device.put(1, 0, b"x")[0] == 413
 
@@ -153,15 +153,15 @@ def test_parts_of_no_offer_are_unknown(here: Place) -> None:
     device = Uploader(here)
     assert device.put(0, 0) == (404, {"error": "offer", "why": "this answer was not offered: push its header first",
                                       "now": pytest.approx(time.time(), abs=60)})  # fmt: skip
-    device.offer()
+    device.push_header()
     assert device.assign("HEAD", device.path(3))[0] == 404
-    assert Uploader(here, "pi-2").put(0, 0)[0] == 404, "an offer is its device's alone"
+    assert Uploader(here, "pi-2").put(0, 0)[0] == 404, "an upload belongs to one device"
 
 
 def test_a_new_writer_ends_the_one_before(here: Place) -> None:
     """The old connection may look alive for a minute after its device lost it."""
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     hanging = http.client.HTTPConnection(here.fleet.address, timeout=60)
     path = device.path(0, 0)
     signed = device.signer.headers("PUT", path, hashlib.sha256(BODIES[0]).digest(), 700_000)
@@ -184,7 +184,7 @@ def test_revoked_its_upload_is_gone_its_assignment_refused_and_nothing_arrives(h
     polled(here.fleet, ClientConnected)
     here.fleet.send([envelope("pi-1", "assignment-1"), envelope("pi-1", "assignment-2")])
     device.push(answer("pi-1", "assignment-2", 2, b"x"), b"x")
-    device.offer()
+    device.push_header()
     device.cut(0, 0, 100_000)
     device.durable(0)
     here.roster.put("pi-1", "revoked")
@@ -208,7 +208,7 @@ def test_revoked_its_upload_is_gone_its_assignment_refused_and_nothing_arrives(h
 def test_an_unfinished_upload_of_a_run_is_deleted_with_its_bytes_and_may_begin_again(here: Place) -> None:
     """As at the end of a private round: what is here of a late update is in the clear, and is never used."""
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     device.cut(0, 0, 100_000)
     device.durable(0)
     spool = here.folder / "spool"
@@ -218,7 +218,7 @@ def test_an_unfinished_upload_of_a_run_is_deleted_with_its_bytes_and_may_begin_a
     assert not list(spool.rglob(".*"))
     status, _ = device.put(0, 100_000)
     assert status == 404
-    assert device.offer() == [0, 0, 0]
+    assert device.push_header() == [0, 0, 0]
     assert device.put(0, 0) == (200, {"offset": 700_000, "done": False})
     assert device.put(2, 0) == (200, {"offset": 300_001, "done": True})
     header = polled(here.fleet, ReplyHeader)

@@ -84,33 +84,33 @@ class FlowerFleet:
         self._guest_accounts: dict[str, TrafficCounter] = {}  # by fingerprint
         self._state = self._superlink.state
         self._state.watch(self._wake)
-        self._exchange = Mailbox(self._state)
-        self._holds: dict[str, tuple[str, ...]] = {}  # pins of CAs by device, from hellos since the start
-        self._sessions = Presence(self._state, clock, grace_s, poll_s, self._left)
+        self._mailbox = Mailbox(self._state)
+        self._ca_pins: dict[str, tuple[str, ...]] = {}  # pins of CAs by device, from hellos since the start
+        self._presence = Presence(self._state, clock, grace_s, poll_s, self._left)
         self._sweep_s, self._heard_s = min(1.0, grace_s / 4), min(HEARD_S, poll_s / 8)
-        self._gate = RequestAuthenticator(roster, clock, private=authority is None, guests=guests)
+        self._authenticator = RequestAuthenticator(roster, clock, private=authority is None, guests=guests)
         self._limits = limits
-        answers = ReplyReceiver(self._exchange, self._sessions, spool, clock, limits)
-        self._uploads = Uploads(answers, self._sessions, spool, clock)
-        self._gate.room = self._room
-        self._pull = PullRoute(self._gate, self._exchange, self._sessions, clock, poll_s)
-        push = PushRoute(answers, self._uploads, self._sessions, spool, clock, limits, self._pull)
+        reply_receiver = ReplyReceiver(self._mailbox, self._presence, spool, clock, limits)
+        self._uploads = Uploads(reply_receiver, self._presence, spool, clock)
+        self._authenticator.room = self._room
+        self._pull = PullRoute(self._authenticator, self._mailbox, self._presence, clock, poll_s)
+        push = PushRoute(reply_receiver, self._uploads, self._presence, spool, clock, limits, self._pull)
         hello = HelloRoute(
-            roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
-            self._holds.__setitem__, self._gate.still, speaks,
+            roster, spool, self._mailbox, self._presence, clock, poll_s, self._cas, self._called,
+            self._ca_pins.__setitem__, self._authenticator.still, speaks,
         )  # fmt: skip
         routes: dict[str, Serve] = {
             "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.take,
-            "offset": self._uploads.tell, "bundle": BundleRoute(self._exchange, self._sessions),
+            "offset": self._uploads.tell, "bundle": BundleRoute(self._mailbox, self._presence),
             "leave": LeaveRoute(roster, self._revoke_here),
         }  # fmt: skip
         if authority is not None:
             routes["ca"] = CaRoute(self._cas, authority.server_name)
-            routes["join"] = JoinRoute(roster, self._gate, clock, self._cas)
+            routes["join"] = JoinRoute(roster, self._authenticator, clock, self._cas)
         self._enter_all(spool)
         self._device_api = DeviceApi(routes, clock, self._called, guests)
         self._listener = Listener(
-            self._device_api, self._gate.judge, host, port, clock, self._lifespan, self._background,
+            self._device_api, self._authenticator.judge, host, port, clock, self._lifespan, self._background,
             authority.context if authority else None,
         )  # fmt: skip
         self._addresses = directory / ADDRESSES if directory else None
@@ -140,15 +140,15 @@ class FlowerFleet:
                     hint="restore a backup: thinwire aggregator restore",
                 )
             self._limits.of(envelope.assignment.assignment_id)  # the run must be known before a device can reply
-        self._exchange.send(assignments)
+        self._mailbox.send(assignments)
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         """Return replies, failures, and devices that connected or went offline, after at most `wait_s` seconds."""
-        return self._exchange.poll(wait_s)
+        return self._mailbox.poll(wait_s)
 
     def delivered(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call."""
-        return self._exchange.delivered()
+        return self._mailbox.delivered()
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         """Yield the parts of an update from the spool, in order."""
@@ -158,11 +158,11 @@ class FlowerFleet:
         """Delete updates from the spool, so that they are not polled again."""
         for update_id in update_ids:
             self._spool.delete(update_id)
-            self._exchange.acked(update_id)
+            self._mailbox.acked(update_id)
 
     def cancel(self, assignment_ids: Sequence[str]) -> None:
         """Withdraw assignments; devices learn it at their next call."""
-        self._exchange.cancel(assignment_ids)
+        self._mailbox.cancel(assignment_ids)
 
     def revoke_access(self, devices: Sequence[str]) -> None:
         """Disconnect revoked devices.
@@ -183,13 +183,13 @@ class FlowerFleet:
     def close(self) -> None:
         """Answer all waiting calls, then close the device API; a second call changes nothing."""
         self._pull.closing = True
-        self._listener.soon(self._sessions.wake_all)
+        self._listener.soon(self._presence.wake_all)
         self._listener.stop()
         self._keep_known(self._listener.wires.known.taken())
 
     def stats(self) -> dict[str, Any]:
         """Return counters for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
-        (sent, received), answers = self._sessions.total(), dict(self._device_api.answers)
+        (sent, received), answers = self._presence.total(), dict(self._device_api.answers)
         names = ("hello", "pull", "push")
         requests = {name: answers.pop(name, 0) for name in names}
         requests |= {name: count for name, count in answers.items() if "/" not in name and not name[0].isdigit()}
@@ -222,7 +222,7 @@ class FlowerFleet:
             else:
                 self._state.register(row.name, row.public_key)
         for header in spool.headers():
-            self._exchange.arrived(header)
+            self._mailbox.arrived(header)
 
     @asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
@@ -242,7 +242,7 @@ class FlowerFleet:
         return self._authority.cas() if self._authority else ()
 
     def _wake(self, devices: Iterable[str]) -> None:
-        self._listener.soon(self._sessions.wake, devices)
+        self._listener.soon(self._presence.wake, devices)
 
     def _called(self, request: Request) -> None:
         """Record a request that a device or a guest was allowed to make."""
@@ -253,12 +253,12 @@ class FlowerFleet:
             return
         row = request.row
         if not self._state.knows(row.name):
-            self._gate.still(row)  # it may have been revoked since its signature was checked
+            self._authenticator.still(row)  # it may have been revoked since its signature was checked
         self._state.register(row.name, row.public_key)
-        request.charge(self._sessions.account(row.name))
+        request.charge(self._presence.account(row.name))
 
     def _left(self, device: str, why: str, silent_s: float) -> None:
-        self._exchange.arrived(ClientDisconnected(device, why, silent_s))
+        self._mailbox.arrived(ClientDisconnected(device, why, silent_s))
 
     def _revoke_here(self, device: str) -> None:
         """Disconnect a device, in the device API's loop: its waiting calls are answered with the reason first.
@@ -272,15 +272,15 @@ class FlowerFleet:
 
     def _end(self, device: str) -> None:
         """Disconnect one name of a device, in memory first: an error of the disk must not keep the device connected."""
-        self._sessions.revoke_access(device)
-        for wire in self._sessions.account(device).wires:
+        self._presence.revoke_access(device)
+        for wire in self._presence.account(device).wires:
             self._listener.loop.call_later(PARTING_S, wire.abort)
-        taken = self._exchange.revoke_access(device)
+        taken = self._mailbox.revoke_access(device)
         self._uploads.revoke_access(device)
         try:
             for update_id in taken:
                 self._spool.delete(update_id)
-                self._exchange.acked(update_id)
+                self._mailbox.acked(update_id)
             self._spool.drop_partial(device)
         except OSError:
             log.exception("%s is revoked, but what it sent could not be removed", device)
@@ -290,14 +290,14 @@ class FlowerFleet:
         loop = asyncio.get_running_loop()
         renewed_at, last_seen_at = -math.inf, loop.time()
         while True:
-            self._sessions.sweep()
+            self._presence.sweep()
             with suppress(ThinwireError):  # of the database: the next sweep may reach it
-                self._sessions.renamed(self._roster.rows())
+                self._presence.renamed(self._roster.rows())
             if self._addresses is not None and self._listener.wires.known.changed:
                 await asyncio.to_thread(self._keep_known, self._listener.wires.known.taken())
             if self._heard_file is not None and loop.time() >= last_seen_at:
                 last_seen_at = loop.time() + self._heard_s
-                if (heard := self._sessions.heard()) != self._heard:
+                if (heard := self._presence.heard()) != self._heard:
                     self._heard, ahead = heard, self._clock.wall() - self._clock.now()
                     walls = {name: at + ahead for name, at in heard.items()}
                     await asyncio.to_thread(write_heard, self._heard_file, walls)
@@ -319,9 +319,9 @@ class FlowerFleet:
         if self._authority is None:
             return
         if self._authority.renew():
-            self._listener.soon(self._sessions.greet_again)
+            self._listener.soon(self._presence.greet_again)
         rows = [row for row in self._roster.rows() if row.state == "approved" and row.how != "stock" and row.is_intact]
-        self._authority.confirmed([self._holds.get(row.name, ()) for row in rows if row.how != "loopback"])
+        self._authority.confirmed([self._ca_pins.get(row.name, ()) for row in rows if row.how != "loopback"])
 
 
 def _read_known(path: Path | None) -> KnownAddresses:

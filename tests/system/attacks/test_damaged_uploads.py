@@ -55,7 +55,7 @@ def partial(here: Place) -> Path:
 @pytest.mark.parametrize("durable", [b"whole", b"cut"])
 def test_what_a_file_holds_is_hashed_before_its_size_is_believed(here: Place, durable: bytes) -> None:
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     assert device.put(0, 0)[0] == 200
     path = partial(here)
     data = bytearray(path.read_bytes())
@@ -63,7 +63,7 @@ def test_what_a_file_holds_is_hashed_before_its_size_is_believed(here: Place, du
     path.write_bytes(data + (BODIES[2] if durable == b"whole" else BODIES[2][:100]))
     here.restart()
     device.hello()
-    assert device.offer() == [0, 0, 0]
+    assert device.push_header() == [0, 0, 0]
     assert path.stat().st_size == 0
     assert device.put(0, 0)[0] == 200
     assert device.put(2, 0)[1]["done"]
@@ -72,23 +72,23 @@ def test_what_a_file_holds_is_hashed_before_its_size_is_believed(here: Place, du
 
 def test_a_part_that_does_not_fit_is_not_there_any_more_after_a_restart(here: Place) -> None:
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     assert device.put(0, 0, b"x" * len(BODIES[0]))[1]["error"] == "damaged"
     assert partial(here).stat().st_size == 0
     here.restart()
     device.hello()
-    assert device.offer() == [0, 0, 0]
+    assert device.push_header() == [0, 0, 0]
 
 
 def test_what_was_damaged_after_it_was_written_is_not_committed(here: Place) -> None:
     device = Uploader(here)
-    device.offer()
+    device.push_header()
     assert device.put(0, 0)[0] == 200
     with partial(here).open("r+b") as file:
         file.write(bytes(1000))
     assert device.put(2, 0)[1]["error"] == "damaged"
     assert not here.spool.headers()
-    assert device.offer() == [0, 0, 0]
+    assert device.push_header() == [0, 0, 0]
 
 
 def test_a_spool_commits_only_what_fits_its_header(tmp_path: Path) -> None:

@@ -34,14 +34,14 @@ def test_a_pull_that_is_answered_is_no_word_of_the_device(here: Place, tmp_path:
     """Its process may have been stopped since it selected: what counts is when it selected."""
     link = join(here, "pi-1")
     polled(here.fleet, ClientConnected)
-    sessions = here.fleet._sessions
+    presence = here.fleet._presence
     waiting = threading.Thread(target=link.pull, args=(0.5,))
     waiting.start()
-    until(lambda: (one := sessions.of("pi-1")) and one.calls)
-    assigned = sessions.heard()["pi-1"]
+    until(lambda: (one := presence.of("pi-1")) and one.calls)
+    assigned = presence.heard()["pi-1"]
     waiting.join(PATIENCE_S)
-    until(lambda: not (one := sessions.of("pi-1")) or not one.calls)
-    assert sessions.heard().get("pi-1", assigned) == assigned
+    until(lambda: not (one := presence.of("pi-1")) or not one.calls)
+    assert presence.heard().get("pi-1", assigned) == assigned
     until(lambda: "pi-1" in heard_by(tmp_path / "lock"))
     left = polled(here.fleet, ClientDisconnected)
     assert left.silent_s >= 0.5  # since it selected, and not since it was answered
@@ -56,17 +56,17 @@ def test_online_is_who_was_heard_within_two_polls() -> None:
     clock, left = VirtualClock(), list[tuple[str, str, float]]()
     state = SuperLink().state
     state.register("pi-1", b"key")
-    sessions = Presence(state, clock, GRACE_S, POLL_S, lambda *gone: left.append(gone))
-    sessions.begin(hello("pi-1"), Wire())  # type: ignore[arg-type]  # a connection that stays open
-    with sessions.call("pi-1", waits=True):
+    presence = Presence(state, clock, GRACE_S, POLL_S, lambda *gone: left.append(gone))
+    presence.begin(hello("pi-1"), Wire())  # type: ignore[arg-type]  # a connection that stays open
+    with presence.call("pi-1", waits=True):
         clock.advance(1.1 * POLL_S)
-        sessions.sweep()
+        presence.sweep()
         assert not left  # its pull waits here
     clock.advance(POLL_S - 1.1 * POLL_S + POLL_S - 1)
-    sessions.sweep()
+    presence.sweep()
     assert not left
     clock.advance(2)
-    sessions.sweep()
+    presence.sweep()
     assert [(name, round(silent)) for name, _, silent in left] == [("pi-1", 2 * POLL_S + 1)]
 
 

@@ -197,7 +197,7 @@ log = logging.getLogger("thinwire.device_api")
 
 
 class DeviceApi:
-    """The ASGI app behind the gate: every request here is signed, or fetches the CA, and has a known path.
+    """The ASGI app behind the authenticator: every request here is signed, or fetches the CA, and has a known path.
 
     `called` is called with every request of a device. A route raises `ApiError`. Any other exception in a route is a
     defect of the aggregator, and its text is not sent to the device. `answers` counts the requests.

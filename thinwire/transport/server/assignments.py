@@ -63,9 +63,9 @@ class PullRoute:
     """
 
     def __init__(
-        self, gate: RequestAuthenticator, exchange: Mailbox, sessions: Presence, clock: Clock, poll_s: float
+        self, authenticator: RequestAuthenticator, mailbox: Mailbox, presence: Presence, clock: Clock, poll_s: float
     ) -> None:
-        self._gate, self._exchange, self._sessions = gate, exchange, sessions
+        self._authenticator, self._mailbox, self._presence = authenticator, mailbox, presence
         self._clock, self._most_s = clock, poll_s * SPREAD
         self.closing = False
 
@@ -76,57 +76,57 @@ class PullRoute:
     async def serve(self, request: Request, data: bytes) -> None:
         """Serve a pull whose JSON is `data`, also one that came behind a message of a phase."""
         row, wanted = request.row, Wanted.read(data)
-        session = self._sessions.of(row.name)
-        if session is None or session.must_greet or session.hello.process != wanted.process:
+        connection = self._presence.of(row.name)
+        if connection is None or connection.must_greet or connection.hello.process != wanted.process:
             raise ApiError(401, "hello", "this process has not said hello here")
-        self._sessions.listen(session, request.wire)
-        session.turn += 1
-        self._exchange.holds(session.device, wanted.held, self._clock.wall())
-        with self._sessions.call(row.name, waits=True):
-            outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._most_s))
-            if self._gate.still(row).name != session.device:
+        self._presence.listen(connection, request.wire)
+        connection.turn += 1
+        self._mailbox.holds(connection.device, wanted.held, self._clock.wall())
+        with self._presence.call(row.name, waits=True):
+            outstanding, withdrawn = await self._wait(request, connection, min(max(wanted.wait_s, 0.0), self._most_s))
+            if self._authenticator.still(row).name != connection.device:
                 raise ApiError(401, "hello", "this device was renamed: say hello again")
-            await self._answer(request, session, outstanding, withdrawn)
+            await self._answer(request, connection, outstanding, withdrawn)
 
     async def _wait(
-        self, request: Request, session: DeviceConnection, wait_s: float
+        self, request: Request, connection: DeviceConnection, wait_s: float
     ) -> tuple[Outstanding | None, list[str]]:
         """Wait for an assignment or a withdrawal, and return both.
 
         A newer pull of the same process ends this wait.
         """
-        loop, turn = asyncio.get_running_loop(), session.turn
+        loop, turn = asyncio.get_running_loop(), connection.turn
         until = loop.time() + wait_s
         while True:
             if self.closing:
                 raise ApiError(503, "closing", "the aggregator is closing", retry_after_s=1.0)
             if not request.wire.open:
                 raise Gone
-            if session.turn != turn:
+            if connection.turn != turn:
                 return None, []
-            outstanding = self._exchange.next_for(session.device, self._clock.wall())
-            withdrawn = self._exchange.withdrawn(session.device)
+            outstanding = self._mailbox.next_for(connection.device, self._clock.wall())
+            withdrawn = self._mailbox.withdrawn(connection.device)
             if outstanding or withdrawn or loop.time() >= until:
                 return outstanding, withdrawn
-            session.woken.clear()
-            timer = loop.call_at(until, session.woken.set)
+            connection.woken.clear()
+            timer = loop.call_at(until, connection.woken.set)
             try:
-                await session.woken.wait()
+                await connection.woken.wait()
             finally:
                 timer.cancel()
 
     async def _answer(
-        self, request: Request, session: DeviceConnection, outstanding: Outstanding | None, withdrawn: list[str]
+        self, request: Request, connection: DeviceConnection, outstanding: Outstanding | None, withdrawn: list[str]
     ) -> None:
         said = json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}"
         control = packed(said)
-        if outstanding is None or not self._is_there(session.device, outstanding):
+        if outstanding is None or not self._is_there(connection.device, outstanding):
             await request.answer(200, control + block(b""))
             return
-        assignment, bundle = outstanding.spoken(session.protocol), outstanding.envelope.bundle
+        assignment, bundle = outstanding.spoken(connection.protocol), outstanding.envelope.bundle
         headers = control + packed(assignment)
         length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
-        self._exchange.pulled(outstanding, self._clock.wall())
+        self._mailbox.pulled(outstanding, self._clock.wall())
         await request.begin(200, [(b"content-length", str(len(headers) + length).encode())])
         await request.write(headers, more=bool(length))
         if length and bundle is not None:
@@ -139,7 +139,7 @@ class PullRoute:
         if not outstanding.length or (bundle and bundle.exists() and bundle.stat().st_size == outstanding.length):
             return True
         assignment_id = outstanding.envelope.assignment.assignment_id
-        self._exchange.answered(
+        self._mailbox.answered(
             device, Failure("disk", "the aggregator lost the model of this assignment", assignment_id, device)
         )
         return False
@@ -151,12 +151,12 @@ _FROM = re.compile(rb"bytes=(\d{1,18})-")
 class BundleRoute:
     """Serves an assignment's parts from any byte to the end, with Range and If-Range of RFC 9110, section 14."""
 
-    def __init__(self, exchange: Mailbox, sessions: Presence) -> None:
-        self._exchange, self._sessions = exchange, sessions
+    def __init__(self, mailbox: Mailbox, presence: Presence) -> None:
+        self._mailbox, self._presence = mailbox, presence
 
     async def __call__(self, request: Request) -> None:
         """Serve the parts from the requested byte."""
-        outstanding = self._exchange.outstanding(request.row.name, request.names["assignment"])
+        outstanding = self._mailbox.outstanding(request.row.name, request.names["assignment"])
         bundle = outstanding.envelope.bundle if outstanding else None
         if outstanding is None or bundle is None or not outstanding.length:
             raise ApiError(404, "assignment", "this assignment is answered, withdrawn, or nobody's")
@@ -167,12 +167,12 @@ class BundleRoute:
         headers = [(b"content-length", str(length - start).encode()), (b"etag", tag.encode())]
         if start:
             headers.append((b"content-range", f"bytes {start}-{length - 1}/{length}".encode()))
-        with self._sessions.call(request.row.name):
+        with self._presence.call(request.row.name):
             await request.begin(206 if start else 200, headers)
             if start == length:
                 await request.write(b"", more=False)
             async for data, more in read(bundle, start, length):
-                if self._exchange.outstanding(request.row.name, request.names["assignment"]) is None:
+                if self._mailbox.outstanding(request.row.name, request.names["assignment"]) is None:
                     request.wire.abort()  # withdrawn meanwhile: the device does not need the buffered bytes either
                     raise Gone
                 await request.write(data, more)
@@ -218,14 +218,14 @@ class ReplyReceiver:
     In all methods `began_at` is the wall clock at which the reply began to arrive.
     """
 
-    def __init__(self, exchange: Mailbox, sessions: Presence, spool: Spool, clock: Clock, limits: ReplyLimits) -> None:
-        self._exchange, self._sessions, self._spool = exchange, sessions, spool
+    def __init__(self, mailbox: Mailbox, presence: Presence, spool: Spool, clock: Clock, limits: ReplyLimits) -> None:
+        self._mailbox, self._presence, self._spool = mailbox, presence, spool
         self._clock, self._limits = clock, limits
 
     def failed(self, device: str, failure: Failure, began_at: float) -> None:
         """Queue a failure that a device reported, with bounded texts and the transfer's byte counts."""
         text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.assignment_id, began_at)
-        self._exchange.answered(
+        self._mailbox.answered(
             device, Failure(failure.kind[:64], text, failure.assignment_id, device, transfer=transfer)
         )
 
@@ -234,10 +234,10 @@ class ReplyReceiver:
 
         Raise `ApiError` 503 if several of the device's messages are still in memory: a round has one at a time.
         """
-        if self._exchange.messages(device) >= MAX_MESSAGES:
+        if self._mailbox.messages(device) >= MAX_MESSAGES:
             text = f"{MAX_MESSAGES} messages of {device} are not read yet"
             raise ApiError(503, "busy", text, retry_after_s=1.0)
-        self._exchange.answered(device, replace(reply, device=device))
+        self._mailbox.answered(device, replace(reply, device=device))
 
     def require_run(self, reply: Reply) -> None:
         """Raise `ApiError` 409 for a reply to an assignment of no run here.
@@ -276,19 +276,19 @@ class ReplyReceiver:
 
         Another reply under the same id means that the device lost its state: `ApiError` 409 is raised.
         """
-        known = self._exchange.seen(header.update_id)
+        known = self._mailbox.seen(header.update_id)
         if known is None:
             return False
         if not same_reply(known, header):
             text = f"update {header.update_id} came before with other contents"
             self.failed(device, Failure("state-lost", text, header.assignment_id), began_at)
             raise ApiError(409, "state-lost", text)
-        self._exchange.settle(device, header.assignment_id)
+        self._mailbox.settle(device, header.assignment_id)
         return True
 
     def require_room(self, device: str, arriving: int) -> None:
         """Raise `ApiError` 503 if too many replies of the device wait for aggregation, `arriving` ones included."""
-        if self._exchange.waiting(device) + arriving >= MAX_WAITING:
+        if self._mailbox.waiting(device) + arriving >= MAX_WAITING:
             raise ApiError(503, "busy", f"{MAX_WAITING} answers of {device} are not aggregated yet", retry_after_s=5.0)
 
     async def keep(self, draft: Path, header: ReplyHeader, received: bytes, began_at: float) -> None:
@@ -310,19 +310,19 @@ class ReplyReceiver:
             if not self.expects(device):
                 raise revoke_access(device) from None  # revoking the device removed the draft
             raise
-        if not self._exchange.answered(device, arrived, received):
+        if not self._mailbox.answered(device, arrived, received):
             await asyncio.to_thread(self._spool.delete, header.update_id)
             raise revoke_access(device)
 
     def expects(self, device: str) -> bool:
         """Return True if the device's replies are accepted, which a revoked device's are not."""
-        return self._exchange.expects(device)
+        return self._mailbox.expects(device)
 
     def _transfer(self, device: str, assignment_id: str, began_at: float) -> Transfer:
         """Return the transfer's times and its wire bytes: all of this device since its previous reply."""
-        sent, received, requests = self._sessions.account(device).take_unreported()
+        sent, received, requests = self._presence.account(device).take_unreported()
         return Transfer(
-            pulled_at=self._exchange.pulled_at(device, assignment_id),
+            pulled_at=self._mailbox.pulled_at(device, assignment_id),
             began_at=began_at,
             arrived_at=self._clock.wall(),
             sent_bytes=sent,

@@ -192,7 +192,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(target, refusal, headers)
             return
         except Exception:
-            log.exception("a defect of Thinwire at the gate")
+            log.exception("a defect of Thinwire while a request was authenticated")
             self._refuse(target, ApiError(503, "internal", "a defect"), headers)
             return
         if admitted.length:

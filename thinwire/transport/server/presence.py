@@ -75,17 +75,17 @@ class Presence:
 
     def revoke_access(self, device: str) -> None:
         """Remove the process of a device, and wake its waiting pull, which then finds out."""
-        if session := self._now.pop(device, None):
+        if connection := self._now.pop(device, None):
             self._state.set_offline(device)
-            session.turn += 1
-            session.woken.set()
+            connection.turn += 1
+            connection.woken.set()
 
     def greet_again(self) -> None:
         """Make every device register again at its next pull, without reporting it as offline."""
-        for session in self._now.values():
-            session.must_greet = True
-            session.turn += 1
-            session.woken.set()
+        for connection in self._now.values():
+            connection.must_greet = True
+            connection.turn += 1
+            connection.woken.set()
 
     def renamed(self, rows: Iterable[DeviceRow]) -> None:
         """Take every process offline whose device was renamed.
@@ -93,9 +93,9 @@ class Presence:
         Its pull is answered, and it registers again under the new name of its key's row.
         """
         names = {row.fingerprint: row.name for row in rows}
-        for session in list(self._now.values()):
-            if (name := names.get(session.key, session.device)) != session.device:
-                self._gone(session, f"it is called {name} now", self._clock.now() - session.last_seen_at)
+        for connection in list(self._now.values()):
+            if (name := names.get(connection.key, connection.device)) != connection.device:
+                self._gone(connection, f"it is called {name} now", self._clock.now() - connection.last_seen_at)
 
     def begin(self, hello: Hello, wire: Connection, protocol: int = PROTOCOL, key: str = "") -> bool:
         """Register a process of a device; return False if it was registered before and reports nothing new."""
@@ -110,16 +110,16 @@ class Presence:
             old.turn += 1
             old.woken.set()
         now = self._clock.now()
-        session = DeviceConnection(hello.name, hello, now, wire, now, protocol=protocol, key=key)
-        self._now[hello.name] = session
+        connection = DeviceConnection(hello.name, hello, now, wire, now, protocol=protocol, key=key)
+        self._now[hello.name] = connection
         self._state.set_held(hello.name, ())
         self._state.set_online(hello.name)
-        self.listen(session, wire)
+        self.listen(connection, wire)
         return True
 
-    def listen(self, session: DeviceConnection, wire: Connection) -> None:
+    def listen(self, connection: DeviceConnection, wire: Connection) -> None:
         """Make `wire` the connection whose end wakes the process's pull."""
-        session.wire, wire.on_close = wire, session.woken.set
+        connection.wire, wire.on_close = wire, connection.woken.set
 
     @contextmanager
     def call(self, device: str, waits: bool = False) -> Iterator[None]:
@@ -127,25 +127,25 @@ class Presence:
 
         The end of the request counts as a sign of life, unless the request is a pull that `waits`.
         """
-        session = self._now.get(device)
-        if session is None:
+        connection = self._now.get(device)
+        if connection is None:
             yield
             return
-        session.calls += 1
-        session.last_seen_at = self._clock.now()
+        connection.calls += 1
+        connection.last_seen_at = self._clock.now()
         try:
             yield
         finally:
-            session.calls -= 1
-            session.served_at = self._clock.now()
+            connection.calls -= 1
+            connection.served_at = self._clock.now()
             if not waits:
-                session.last_seen_at = session.served_at
+                connection.last_seen_at = connection.served_at
 
     def wake(self, devices: Iterable[str]) -> None:
         """Wake the waiting pulls of these devices."""
         for device in devices:
-            if session := self._now.get(device):
-                session.woken.set()
+            if connection := self._now.get(device):
+                connection.woken.set()
 
     def wake_all(self) -> None:
         """Wake the waiting pulls of all devices."""
@@ -154,18 +154,18 @@ class Presence:
     def sweep(self) -> None:
         """Take devices offline that were silent for too long, and report each of them."""
         now = self._clock.now()
-        for session in list(self._now.values()):
-            silent_s, unserved_s = now - session.last_seen_at, now - session.served_at
-            if session.calls:
+        for connection in list(self._now.values()):
+            silent_s, unserved_s = now - connection.last_seen_at, now - connection.served_at
+            if connection.calls:
                 continue
-            if not session.wire.open and min(silent_s, unserved_s) > self._grace_s:
-                self._gone(session, "its connection is closed", silent_s)
+            if not connection.wire.open and min(silent_s, unserved_s) > self._grace_s:
+                self._gone(connection, "its connection is closed", silent_s)
             elif silent_s > 2 * self._poll_s or min(silent_s, unserved_s) > self._poll_s + self._grace_s:
-                self._gone(session, f"it has not called for {silent_s:.0f} s", silent_s)
+                self._gone(connection, f"it has not called for {silent_s:.0f} s", silent_s)
 
     def heard(self) -> dict[str, float]:
         """Return the monotonic time of the last request of each device that is online."""
-        return {name: session.last_seen_at for name, session in self._now.items()}
+        return {name: connection.last_seen_at for name, connection in self._now.items()}
 
     def account(self, device: str) -> TrafficCounter:
         """Return the byte counts of a device, also of one that is offline."""
@@ -176,9 +176,9 @@ class Presence:
         every = self._accounts.values()
         return sum(account.sent_bytes for account in every), sum(account.received_bytes for account in every)
 
-    def _gone(self, session: DeviceConnection, why: str, silent_s: float) -> None:
-        del self._now[session.device]
-        self._state.set_offline(session.device)
-        session.turn += 1
-        session.woken.set()
-        self._left(session.device, why, silent_s)
+    def _gone(self, connection: DeviceConnection, why: str, silent_s: float) -> None:
+        del self._now[connection.device]
+        self._state.set_offline(connection.device)
+        connection.turn += 1
+        connection.woken.set()
+        self._left(connection.device, why, silent_s)

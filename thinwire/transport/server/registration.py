@@ -45,12 +45,12 @@ class HelloRoute:
     """
 
     def __init__(
-        self, roster: Roster, spool: Spool, exchange: Mailbox, sessions: Presence, clock: Clock,
+        self, roster: Roster, spool: Spool, mailbox: Mailbox, presence: Presence, clock: Clock,
         poll_s: float, cas: Callable[[], tuple[str, ...]], called: Callable[[Request], None],
         held: Callable[[str, tuple[str, ...]], None], still: Callable[[DeviceRow], DeviceRow], speaks: Range = SPEAKS,
     ) -> None:  # fmt: skip
         self._roster, self._spool = roster, spool
-        self._exchange, self._sessions, self._clock = exchange, sessions, clock
+        self._mailbox, self._presence, self._clock = mailbox, presence, clock
         self._said: dict[str, deque[float]] = {}  # when each device has registered
         self._apart: dict[str, str] = {}  # devices without a common protocol version, and why: logged once
         self._poll_s, self._cas, self._called = poll_s, cas, called
@@ -78,13 +78,13 @@ class HelloRoute:
         if known is None:
             self._require_pause(row.name)
         self._held(row.name, said.holds)
-        self._sessions.renamed(self._roster.rows())
+        self._presence.renamed(self._roster.rows())
         await self._alone(said)
         self._still(row)  # it may have been revoked meanwhile
         # There is no await since `_alone`, so two registrations cannot both begin.
-        if self._sessions.begin(said, request.wire, version, row.fingerprint):
-            self._exchange.greeted(row.name, said.process)
-            self._exchange.arrived(ClientConnected(row.name, said))
+        if self._presence.begin(said, request.wire, version, row.fingerprint):
+            self._mailbox.greeted(row.name, said.process)
+            self._mailbox.arrived(ClientConnected(row.name, said))
         try:
             await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
         except Refused as error:
@@ -101,7 +101,8 @@ class HelloRoute:
     def _enrol(self, said: Hello, identity: Identity) -> DeviceRow:
         """Bind a name to a key that has no row, by its first registration; it may block, so it is called in a thread.
 
-        The gate admits an unknown key over plain HTTP on loopback alone: whoever reaches that runs on this machine.
+        The authenticator admits an unknown key over plain HTTP on loopback alone. Whoever reaches that runs on this
+        machine.
         """
         try:
             return self._roster.enrol(said.name, identity.fingerprint, identity.der, "loopback")
@@ -131,7 +132,7 @@ class HelloRoute:
     async def _alone(self, said: Hello) -> None:
         """Raise `ApiError` 409 for a second live process of one name; a killed one gets `SETTLE_S` to be noticed."""
         for _ in range(round(SETTLE_S / SETTLE_STEP_S)):
-            before = self._sessions.of(said.name)
+            before = self._presence.of(said.name)
             if before is None or before.hello.process == said.process or not before.connected:
                 return
             await asyncio.sleep(SETTLE_STEP_S)
@@ -168,9 +169,9 @@ class JoinRoute:
     """Enrolls one device for each invitation. From outside all unusable invitations look alike."""
 
     def __init__(
-        self, roster: Roster, gate: RequestAuthenticator, clock: Clock, cas: Callable[[], tuple[str, ...]]
+        self, roster: Roster, authenticator: RequestAuthenticator, clock: Clock, cas: Callable[[], tuple[str, ...]]
     ) -> None:
-        self._roster, self._gate, self._clock, self._cas = roster, gate, clock, cas
+        self._roster, self._authenticator, self._clock, self._cas = roster, authenticator, clock, cas
 
     async def __call__(self, request: Request) -> None:
         """Serve a request to join."""
@@ -179,23 +180,23 @@ class JoinRoute:
             header, _ = await request.header(MAX_JOIN_BYTES)
             secret, name = _read(header)
         except ApiError:
-            self._gate.failed_joins.failed(address, self._clock.now())
+            self._authenticator.failed_joins.failed(address, self._clock.now())
             raise
         known = self._roster.by_fingerprint(identity.fingerprint) is not None
         joining = Joining(secret, name, identity.fingerprint, identity.der, address)
         try:
             row = await asyncio.to_thread(self._roster.join, joining)
         except NotInvited as error:
-            self._gate.failed_joins.failed(address, self._clock.now())
+            self._authenticator.failed_joins.failed(address, self._clock.now())
             log.warning("a join from %s as %r was refused: %s", address, name, error.why or error.what)
             await asyncio.to_thread(self._roster.note, "join", address, error.why or error.what, name)
             raise ApiError(403, "invitation", "no invitation that can be used") from error
         except Refused as error:
-            self._gate.failed_joins.failed(address, self._clock.now())  # else a stranger could probe names
+            self._authenticator.failed_joins.failed(address, self._clock.now())  # else a stranger could probe names
             await asyncio.to_thread(self._roster.note, "name", address, str(error), name)
             raise ApiError(409, "name", str(error)) from error
         if known:  # its first response was lost; counting limits how often a device may repeat the request
-            self._gate.failed_joins.failed(address, self._clock.now())
+            self._authenticator.failed_joins.failed(address, self._clock.now())
         if row.state == "revoked":  # it used this invitation itself before it was revoked
             raise ApiError(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending":

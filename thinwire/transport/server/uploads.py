@@ -62,15 +62,15 @@ class PushRoute:
 
     def __init__(
         self,
-        answers: ReplyReceiver,
+        reply_receiver: ReplyReceiver,
         uploads: Uploads,
-        sessions: Presence,
+        presence: Presence,
         spool: Spool,
         clock: Clock,
         limits: ReplyLimits,
         pull: PullRoute,
     ) -> None:
-        self._answers, self._uploads, self._sessions, self._pull = answers, uploads, sessions, pull
+        self._reply_receiver, self._uploads, self._presence, self._pull = reply_receiver, uploads, presence, pull
         self._spool, self._clock, self._limits = spool, clock, limits
         self._storing: set[UpdateId] = set()
         self._parsing: set[str] = set()  # devices whose large header is being parsed
@@ -79,18 +79,18 @@ class PushRoute:
     async def __call__(self, request: Request) -> None:
         """Serve a push."""
         device, began_at = request.row.name, self._clock.wall()
-        with self._sessions.call(device):
+        with self._presence.call(device):
             header, parts = await request.header(self._limits.max_header_bytes())
             reply = await self._read(device, header)
-            self._answers.require_run(reply)
+            self._reply_receiver.require_run(reply)
             if isinstance(reply, ReplyHeader):
                 await self._updated(request, reply, header, bytes(parts), began_at)
                 return
             pulls = _pull_behind(request, parts)
             if isinstance(reply, Failure):
-                self._answers.failed(device, _of_a_device(reply), began_at)
+                self._reply_receiver.failed(device, _of_a_device(reply), began_at)
             else:
-                self._answers.messaged(device, reply)
+                self._reply_receiver.messaged(device, reply)
             if pulls is None:
                 await request.answer(200)
                 return
@@ -117,16 +117,16 @@ class PushRoute:
         self, request: Request, header: ReplyHeader, received: bytes, parts: bytes, began_at: float
     ) -> None:
         device = request.row.name
-        self._answers.require_possible(device, header, began_at)
-        if self._answers.here_already(device, header, began_at):
+        self._reply_receiver.require_possible(device, header, began_at)
+        if self._reply_receiver.here_already(device, header, began_at):
             await request.answer(200, b'{"done":true}')
             return
         if parts or not header.payload_bytes:
             await self._small(device, header, received, parts, began_at)
             await request.answer(200, b'{"done":true}')
             return
-        offer = await self._uploads.offered(header, received, began_at)
-        await request.answer(200, json.dumps({"offsets": offer.offsets()}).encode())
+        upload = await self._uploads.open_upload(header, received, began_at)
+        await request.answer(200, json.dumps({"offsets": upload.offsets()}).encode())
 
     async def _small(self, device: str, header: ReplyHeader, received: bytes, parts: bytes, began_at: float) -> None:
         """Store a reply that came in one request, with one thread hop, one write and one commit."""
@@ -138,12 +138,12 @@ class PushRoute:
         if update in self._storing:
             raise ApiError(503, "busy", "this update is being received already", retry_after_s=1.0)
         arriving = sum(other.device == device for other in self._storing)
-        self._answers.require_room(device, arriving)
+        self._reply_receiver.require_room(device, arriving)
         self._storing.add(update)
         try:
             draft = self._spool.draft(update)
             await asyncio.to_thread(_write, str(draft), parts)
-            await self._answers.keep(draft, header, received, began_at)
+            await self._reply_receiver.keep(draft, header, received, began_at)
         finally:
             self._storing.discard(update)
 
@@ -185,7 +185,7 @@ def _write(path: str, data: bytes) -> None:
         raise
 
 
-OFFERS = 8  # uploads of one device at a time: an idle one makes room, and its file is deleted
+MAX_OPEN_UPLOADS = 8  # uploads of one device at a time: an idle one makes room, and its file is deleted
 RELEASE_S = 5.0  # how long an aborted writer may take to release the upload
 
 
@@ -214,29 +214,30 @@ class Uploads:
     A request for an upload's offset, or a new writer, aborts the connection that wrote before.
     """
 
-    def __init__(self, answers: ReplyReceiver, sessions: Presence, spool: Spool, clock: Clock) -> None:
-        self._answers, self._sessions, self._spool, self._clock = answers, sessions, spool, clock
-        self._offers: dict[UpdateId, Upload] = {}
+    def __init__(self, reply_receiver: ReplyReceiver, presence: Presence, spool: Spool, clock: Clock) -> None:
+        self._reply_receiver, self._presence, self._spool, self._clock = reply_receiver, presence, spool, clock
+        self._open_uploads: dict[UpdateId, Upload] = {}
         self._opening: set[UpdateId] = set()
 
-    async def offered(self, header: ReplyHeader, received: bytes, began_at: float) -> Upload:
+    async def open_upload(self, header: ReplyHeader, received: bytes, began_at: float) -> Upload:
         """Return the upload of this reply, as far as it arrived, or a new one.
 
         The oldest idle uploads of the device make room for it. A changed reply under the same id replaces the earlier
         one.
         """
         update, digest = header.update_id, reply_digest(header)
-        offer = self._offers.get(update)
-        if offer is not None and same_reply(digest, offer.header):
-            await self._release(offer)
-            offer.header, offer.received = header, received
-            return offer
-        if offer is not None:
-            await self._release(offer)
+        upload = self._open_uploads.get(update)
+        if upload is not None and same_reply(digest, upload.header):
+            await self._release(upload)
+            upload.header, upload.received = header, received
+            return upload
+        if upload is not None:
+            await self._release(upload)
             self._give_up(update)
-        own = [other for other in self._offers if other.device == update.device]
-        self._answers.require_room(update.device, min(len(own), OFFERS))
-        for oldest in [other for other in own if self._offers[other].writer is None][: max(0, len(own) + 1 - OFFERS)]:
+        own = [other for other in self._open_uploads if other.device == update.device]
+        self._reply_receiver.require_room(update.device, min(len(own), MAX_OPEN_UPLOADS))
+        idle = [other for other in own if self._open_uploads[other].writer is None]
+        for oldest in idle[: max(0, len(own) + 1 - MAX_OPEN_UPLOADS)]:
             self._give_up(oldest)
         if update in self._opening:
             raise ApiError(503, "busy", "what came of this answer is being read already", retry_after_s=1.0)
@@ -246,82 +247,84 @@ class Uploads:
             await asyncio.to_thread(file.check)
         finally:
             self._opening.discard(update)
-        if not self._answers.expects(update.device):  # the device was revoked while the file was made
+        if not self._reply_receiver.expects(update.device):  # the device was revoked while the file was made
             file.path.unlink(missing_ok=True)
             raise revoke_access(update.device)
-        offer = self._offers[update] = Upload(header, file, began_at, received=received)
-        return offer
+        upload = self._open_uploads[update] = Upload(header, file, began_at, received=received)
+        return upload
 
     def room(self, row: DeviceRow, found: Found) -> int:
         """Return the length in bytes of the part that a request names; raise `ApiError` 404 without an open upload."""
-        offer, index = self._named(row.name, found)
-        return offer.header.parts[index].length
+        upload, index = self._named(row.name, found)
+        return upload.header.parts[index].length
 
     def revoke_access(self, device: str) -> None:
         """Abort and delete the uploads of a revoked device."""
-        for update in [update for update in self._offers if update.device == device]:
-            if (writer := self._offers[update].writer) is not None:
+        for update in [update for update in self._open_uploads if update.device == device]:
+            if (writer := self._open_uploads[update].writer) is not None:
                 writer.abort()
             self._give_up(update)
 
     def end(self, run_id: str) -> set[Path]:
         """Abort and delete the unfinished uploads of a run; return the files of those that are being committed."""
-        mine = [update for update in self._offers if update.run == run_id]
-        whole = {one for one in mine if self._offers[one].file.size == self._offers[one].header.payload_bytes}
+        mine = [update for update in self._open_uploads if update.run == run_id]
+        whole = {
+            one for one in mine if self._open_uploads[one].file.size == self._open_uploads[one].header.payload_bytes
+        }
         for update in set(mine) - whole:
-            if (writer := self._offers[update].writer) is not None:
+            if (writer := self._open_uploads[update].writer) is not None:
                 writer.abort()
             self._give_up(update)
-        return {self._offers[update].file.path for update in whole}
+        return {self._open_uploads[update].file.path for update in whole}
 
     async def tell(self, request: Request) -> None:
         """Serve HEAD: respond with how many bytes of a part are durable."""
-        offer, index = self._named(request.row.name, request.admitted.found)
-        with self._sessions.call(request.row.name):
-            await self._release(offer)
-            await asyncio.to_thread(sync_path, offer.file.path)
-        await request.answer(200, headers=[(UPLOAD_OFFSET, str(offer.file.offset(index)).encode())])
+        upload, index = self._named(request.row.name, request.admitted.found)
+        with self._presence.call(request.row.name):
+            await self._release(upload)
+            await asyncio.to_thread(sync_path, upload.file.path)
+        await request.answer(200, headers=[(UPLOAD_OFFSET, str(upload.file.offset(index)).encode())])
 
     async def take(self, request: Request) -> None:
         """Serve PUT: receive the rest of a part, and commit the reply after its last byte."""
-        offer, index = self._named(request.row.name, request.admitted.found)
-        part = offer.header.parts[index]
-        with self._sessions.call(request.row.name):
-            await self._release(offer)
+        upload, index = self._named(request.row.name, request.admitted.found)
+        part = upload.header.parts[index]
+        with self._presence.call(request.row.name):
+            await self._release(upload)
             at = request.admitted.found.query.get("offset", "0")
-            offset = offer.file.offset(index)
-            if at != str(offset) or offer.file.starts[index] > offer.file.size:
+            offset = upload.file.offset(index)
+            if at != str(offset) or upload.file.starts[index] > upload.file.size:
                 raise ApiError(409, "offset", f"{offset} bytes of this part are here", offset=offset)
             if request.length > part.length - offset or request.claim.digest.hex() != part.sha256:
                 raise ApiError(409, "protocol", "the request is not about the rest of this part")
-            offer.writer = request.wire
+            upload.writer = request.wire
             try:
-                await self._write(request, offer)
+                await self._write(request, upload)
             except FileNotFoundError:
-                self._give_up(offer.header.update_id)
+                self._give_up(upload.header.update_id)
                 raise ApiError(404, "offer", "what came of this answer was removed: push its header again") from None
             finally:
-                offer.writer = None
-                offer.released.set()
-            done = offer.file.size == offer.header.payload_bytes
+                upload.writer = None
+                upload.released.set()
+            done = upload.file.size == upload.header.payload_bytes
             if done:
-                await self._whole(offer)
-        said = f'{{"offset":{offer.file.offset(index)},"done":{str(done).lower()}}}'
+                await self._whole(upload)
+        said = f'{{"offset":{upload.file.offset(index)},"done":{str(done).lower()}}}'
         await request.answer(200, said.encode())
 
-    async def _write(self, request: Request, offer: Upload) -> None:
+    async def _write(self, request: Request, upload: Upload) -> None:
         """Write one block while the next one arrives; bytes before a cut are kept.
 
         Raises `ApiError` 409 if a complete part does not fit its digest: it begins again.
         """
         writing: asyncio.Future[None] | None = None
         try:
-            with await asyncio.to_thread(offer.file.open) as file:
+            with await asyncio.to_thread(upload.file.open) as file:
                 try:
                     async for data in request.blocks(STREAM_BYTES):
                         if writing is not None:
                             await writing
-                        writing = asyncio.ensure_future(asyncio.to_thread(offer.file.append, file, data))
+                        writing = asyncio.ensure_future(asyncio.to_thread(upload.file.append, file, data))
                 finally:
                     if writing is not None:
                         await asyncio.wait([writing])
@@ -329,45 +332,45 @@ class Uploads:
                 writing.result()
         except DamagedPart as error:
             raise ApiError(409, "damaged", f"{error} does not fit its digest", offset=0) from None
-        if offer.header.update_id not in self._offers:
+        if upload.header.update_id not in self._open_uploads:
             raise Gone  # the device was revoked meanwhile
 
-    async def _whole(self, offer: Upload) -> None:
+    async def _whole(self, upload: Upload) -> None:
         """Commit a reply whose parts are complete, after checking its empty parts."""
-        update = offer.header.update_id
+        update = upload.header.update_id
         try:
             empty = hashlib.sha256().hexdigest()
-            if any(not part.length and part.sha256 != empty for part in offer.header.parts):
+            if any(not part.length and part.sha256 != empty for part in upload.header.parts):
                 raise ApiError(409, "damaged", "a part without bytes does not fit its digest")
-            if not self._answers.here_already(update.device, offer.header, offer.began_at):
-                await self._answers.keep(offer.file.path, offer.header, offer.received, offer.began_at)
+            if not self._reply_receiver.here_already(update.device, upload.header, upload.began_at):
+                await self._reply_receiver.keep(upload.file.path, upload.header, upload.received, upload.began_at)
         except BadPayload as error:  # the disk returned other bytes than were written
             self._give_up(update)
             raise ApiError(409, "damaged", str(error), offset=0) from error
         finally:
-            self._offers.pop(update, None)
+            self._open_uploads.pop(update, None)
 
     def _give_up(self, update: UpdateId) -> None:
         """Forget an upload, and delete its file."""
-        if (offer := self._offers.pop(update, None)) is not None:
+        if (upload := self._open_uploads.pop(update, None)) is not None:
             with contextlib.suppress(OSError):
-                offer.file.path.unlink()
+                upload.file.path.unlink()
 
-    async def _release(self, offer: Upload) -> None:
+    async def _release(self, upload: Upload) -> None:
         """Abort the upload's writer, and wait until it released the upload."""
         try:
             async with asyncio.timeout(RELEASE_S):
-                while offer.writer is not None:  # when two wait here, the second one finds the first one writing
-                    offer.released.clear()
-                    offer.writer.abort()
-                    await offer.released.wait()
+                while upload.writer is not None:  # when two wait here, the second one finds the first one writing
+                    upload.released.clear()
+                    upload.writer.abort()
+                    await upload.released.wait()
         except TimeoutError:
             raise ApiError(409, "writer", "another connection is writing this answer") from None
 
     def _named(self, device: str, found: Found) -> tuple[Upload, int]:
         names = found.names
-        offer = self._offers.get(UpdateId(names["run"], device, int(names["sequence"])))
+        upload = self._open_uploads.get(UpdateId(names["run"], device, int(names["sequence"])))
         index = int(names["index"])
-        if offer is None or index >= len(offer.header.parts):
+        if upload is None or index >= len(upload.header.parts):
             raise ApiError(404, "offer", "this answer was not offered: push its header first")
-        return offer, index
+        return upload, index

@@ -95,10 +95,10 @@ def points_of(events: Sequence[Event], versions: Versions, training: Training) -
 
 
 def _measured(versions: Versions, stored: ModelStored, training: Training) -> tuple[tuple[float, float], ...]:
-    bench = training.bench.inner
-    module = bench.set_up(*versions.read(stored), stored.counters)
-    crowd, task = training.crowd, training.bench.task
+    executor = training.executor.inner
+    module = executor.set_up(*versions.read(stored), stored.counters)
+    crowd, task = training.crowd, training.executor.task
     found: list[Mapping[str, tuple[float, float]]] = [
-        evaluate(module, task, bench.split(crowd.place(index)).test) for index in range(crowd.count)
+        evaluate(module, task, executor.split(crowd.place(index)).test) for index in range(crowd.count)
     ]
     return tuple(sums["accuracy"] for sums in found)

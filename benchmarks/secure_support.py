@@ -145,9 +145,9 @@ def measure_one(name: str, arm: str, rounds: int, seed: int) -> dict[str, Any]:
 
 def _accuracy(versions: Versions, stored: ModelStored, training: Training) -> float:
     """Return the accuracy of one version. Every client of these tasks has the test examples of all clients."""
-    bench = training.bench.inner
-    module = bench.set_up(*versions.read(stored), stored.counters)
-    correct, examples = evaluate(module, bench.task, bench.split(training.crowd.place(0)).test)["accuracy"]
+    executor = training.executor.inner
+    module = executor.set_up(*versions.read(stored), stored.counters)
+    correct, examples = evaluate(module, executor.task, executor.split(training.crowd.place(0)).test)["accuracy"]
     return correct / examples
 
 

@@ -100,9 +100,9 @@ def test_with_the_rules_kept_the_data_are_read(tmp_path):
 def test_a_decision_is_not_remembered_for_another_policy_or_kind(tmp_path):
     device = Device(tmp_path, Policy(kinds=["train"]))
     assert [device.rule(1, "train"), device.rule(2, "train"), device.rule(3, "evaluate")] == ["", "", "kinds"]
-    device.gate.renew(Policy(tasks=["other"]))
+    device.admission.renew(Policy(tasks=["other"]))
     assert device.rule(4, "train") == "tasks"
-    device.gate.renew(Policy())
+    device.admission.renew(Policy())
     assert device.rule(5, "train") == ""
 
 
@@ -129,7 +129,7 @@ def test_an_assignment_that_was_answered_is_answered_again_unchecked_and_uncount
     device = Device(tmp_path, Policy(rounds_a_day=1))
     first = device.assign(1)
     assert isinstance(first, ReplyHeader)
-    device.gate.policy = Policy(rounds_a_day=1, tasks=["other"])
+    device.admission.policy = Policy(rounds_a_day=1, tasks=["other"])
     device.counts.write_bytes(DAMAGED)
     assert device.assign(1) == first
     device.start()
@@ -191,7 +191,7 @@ def test_an_attempt_that_a_restart_cut_off_is_free_three_times_and_then_counts(t
     device = Device(tmp_path, Policy(rounds_a_day=2))
     assignment = device.aggregator.assign(1).assignment
     for _ in range(1 + FREE):
-        device.gate.admit(assignment)
+        device.admission.admit(assignment)
         device.start()
     kept = json.loads(device.counts.read_text())["open"]["train"]
     assert [key[32:] for key in kept] == ["", *["+"] * FREE]
@@ -323,10 +323,10 @@ def test_what_will_be_declined_is_not_fetched(tmp_path, rule):
     policy, changed = FORBIDS[rule]
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assigned = device.aggregator.assign(1, "evaluate", **changed).assignment
-    assert device.gate.wanted(assigned) is (rule != "plan")
-    device.gate.policy = policy
-    assert not device.gate.wanted(assigned)
-    assert (device.read, device.counts.exists(), device.gate.plans.digests) == (0, False, ())
+    assert device.admission.wanted(assigned) is (rule != "plan")
+    device.admission.policy = policy
+    assert not device.admission.wanted(assigned)
+    assert (device.read, device.counts.exists(), device.admission.plans.digests) == (0, False, ())
 
 
 def test_runs_do_not_share_an_answers_place(tmp_path):
@@ -339,13 +339,13 @@ def test_on_a_day_that_is_used_up_only_an_attempt_that_is_open_is_fetched_for(tm
     """Else an aggregator has the same model fetched all day."""
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assignments = [device.aggregator.assign(number).assignment for number in (1, 2)]
-    device.gate.admit(assignments[0])
-    assert [device.gate.wanted(assignment) for assignment in assignments] == [True, False], (
+    device.admission.admit(assignments[0])
+    assert [device.admission.wanted(assignment) for assignment in assignments] == [True, False], (
         "it may have been sent again in full"
     )
     device.start()
-    assert [device.gate.wanted(assignment) for assignment in assignments] == [True, False], (
+    assert [device.admission.wanted(assignment) for assignment in assignments] == [True, False], (
         "a new process goes on with it"
     )
     assert device.rule(1) == ""
-    assert [device.gate.wanted(assignment) for assignment in assignments] == [False, False]
+    assert [device.admission.wanted(assignment) for assignment in assignments] == [False, False]

@@ -19,9 +19,9 @@ from thinwire.core.types import Failure, ReplyHeader
 def test_an_assignment_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=2))
     named = device.aggregator.assign(1, plan=device.aggregator.plan.digest).assignment
-    assert not device.gate.wanted(named)
+    assert not device.admission.wanted(named)
     assert device.rule(1) == ""
-    assert device.gate.wanted(named)
+    assert device.admission.wanted(named)
 
 
 def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(tmp_path):
@@ -34,14 +34,14 @@ def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(
     assert isinstance(device.assign(1), ReplyHeader)
     assert isinstance(device.assign(2, plan=plan.digest), ReplyHeader)
     device.start()
-    assert device.gate.plans.digests == (plan.digest,)
+    assert device.admission.plans.digests == (plan.digest,)
     assert isinstance(device.assign(3, plan=plan.digest), ReplyHeader)
 
 
 def test_the_owners_policy_holds_for_a_plan_that_is_named_by_its_digest(tmp_path):
     device = Device(tmp_path, Policy())
     assert device.rule(1) == ""
-    device.gate.policy = Policy(secure="required")
+    device.admission.policy = Policy(secure="required")
     assert device.rule(2, plan=device.aggregator.plan.digest) == "secure"
 
 
@@ -53,7 +53,7 @@ def test_a_plan_on_disk_that_is_not_what_its_name_says_is_thrown_away(tmp_path):
     (folder / f"{plan.digest}.json").write_text(json.dumps(less_compressed))
     (folder / "note.json").write_text("{}")
     device.start()
-    assert (device.gate.plans.digests, list(folder.iterdir())) == ((), [])
+    assert (device.admission.plans.digests, list(folder.iterdir())) == ((), [])
     assert device.kind(2, plan=plan.digest) == "need-plan"
 
 

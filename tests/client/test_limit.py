@@ -83,7 +83,7 @@ def test_steps_that_may_be_done_in_time_are_not(steps: int) -> None:
 def test_training_is_stopped_by_the_clock_whatever_its_steps(tmp_path: Path) -> None:
     device = Device(tmp_path, Policy(max_assignment_minutes=0.003))
     assert device.rule(1, work=Work(10**12, 8)) == "max_assignment_minutes"
-    device.gate.renew(Policy())
+    device.admission.renew(Policy())
     assert isinstance(device.assign(2), ReplyHeader)
 
 
@@ -96,7 +96,7 @@ def test_work_under_way_ends_with_the_hours(tmp_path: Path) -> None:
         device.at += timedelta(minutes=7)
         return cross_entropy(model, batch)
 
-    device.session.bench.task.module.loss = loss  # type: ignore[attr-defined]  # the bench of a test is one that is here
+    device.session.executor.task.module.loss = loss  # type: ignore[attr-defined]  # a test has its executor in this process
     assert device.rule(1, work=Work(10**6, 8)) == "hours"
     assert max(steps) < NOON + timedelta(hours=1)
 

@@ -23,7 +23,7 @@ A, B = ClientInfo("a"), ClientInfo("b")
 class Net(nn.Module):
     """A little of everything that a module may hold."""
 
-    order: torch.Tensor
+    request: torch.Tensor
     turn: torch.Tensor
     scratch: torch.Tensor
     kept: torch.Tensor
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = (
-            (self.base(inputs[:, self.order]) * self.turn).real * self.scratch * self.table * self.kept
+            (self.base(inputs[:, self.request]) * self.turn).real * self.scratch * self.table * self.kept
         )
         found = self.drop(self.norm(found)) * self.scale * sum(self.seen)
         noise = torch.rand((), generator=self.generator)
@@ -53,13 +53,13 @@ class Net(nn.Module):
         return found if self.cache is None else found * self.cache
 
 
-def order(**changed: Any) -> TrainRequest:
+def request(**changed: Any) -> TrainRequest:
     usual = {"measure": True, "train": True, "local": local_of(plan_of()), "work": Work(2, 8), "key": Key(3)}
     return TrainRequest(**{**usual, **changed})
 
 
-def do(bench: TaskRuntime, client: ClientInfo) -> TrainResult:
-    return bench.do(order(), client, np.full(bench.places.size, 0.1, np.float32), None)
+def do(runtime: TaskRuntime, client: ClientInfo) -> TrainResult:
+    return runtime.do(request(), client, np.full(runtime.places.size, 0.1, np.float32), None)
 
 
 def bits(done: TrainResult) -> tuple[Any, ...]:
@@ -69,7 +69,7 @@ def bits(done: TrainResult) -> tuple[Any, ...]:
 
 
 def spoiled_by(spoil: Callable[[Any], object]) -> TaskRuntime:
-    """A bench whose task spoils the module in its first training only."""
+    """A runtime whose task spoils the module in its first training only."""
     left = [True]
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
@@ -109,34 +109,34 @@ LEFT_BEHIND: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("spoil", LEFT_BEHIND.values(), ids=LEFT_BEHIND.keys())
 def test_what_training_leaves_in_the_module_does_not_reach_the_next_client(spoil: Callable[[Any], object]) -> None:
-    bench = spoiled_by(spoil)
-    do(bench, A)
-    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
+    runtime = spoiled_by(spoil)
+    do(runtime, A)
+    assert bits(do(runtime, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 CHANGED: dict[str, Callable[[Any], object]] = {
     "frozen tensor base.weight": lambda model: model.base.weight.data.add_(1.0),
     "frozen tensor base.bias": lambda model: setattr(model.base, "bias", nn.Parameter(torch.ones(4))),
-    "integer buffer order": lambda model: model.order.copy_(model.order.flip(0)),
+    "integer buffer order": lambda model: model.request.copy_(model.request.flip(0)),
     "complex buffer turn": lambda model: setattr(model, "turn", model.turn * 2),
 }
 
 
 @pytest.mark.parametrize("named", CHANGED)
 def test_a_change_that_would_be_lost_is_refused_by_its_name_and_does_not_reach_the_next_client(named: str) -> None:
-    bench = spoiled_by(CHANGED[named])
+    runtime = spoiled_by(CHANGED[named])
     with pytest.raises(BadTask, match=f"{named} was changed by training"):
-        do(bench, A)
-    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
+        do(runtime, A)
+    assert bits(do(runtime, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 def test_what_an_order_changed_before_it_was_withdrawn_does_not_reach_the_next_client() -> None:
-    bench = spoiled_by(CHANGED["frozen tensor base.weight"])
+    runtime = spoiled_by(CHANGED["frozen tensor base.weight"])
     calls = iter(range(10))
     with pytest.raises(Cancelled):
-        bench.do(order(measure=False), A, np.zeros(bench.places.size, np.float32), None,
+        runtime.do(request(measure=False), A, np.zeros(runtime.places.size, np.float32), None,
                  cancelled=lambda: next(calls) > 0)  # fmt: skip
-    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
+    assert bits(do(runtime, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 @pytest.mark.parametrize("name", ["scratch", "table", "kept"])
@@ -145,10 +145,10 @@ def test_a_tensor_that_stands_in_the_graph_of_the_order_before_stands_in_none(na
         with torch.enable_grad():
             getattr(model, name).add_(model.out.bias.sum())
 
-    bench = spoiled_by(spoil)
+    runtime = spoiled_by(spoil)
     with contextlib.suppress(RuntimeError):  # the next step goes through a graph that is gone, as in plain torch
-        do(bench, A)
-    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
+        do(runtime, A)
+    assert bits(do(runtime, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 def test_a_train_of_the_tasks_own_is_named_where_it_changes_a_frozen_tensor() -> None:
@@ -162,7 +162,7 @@ def test_a_train_of_the_tasks_own_is_named_where_it_changes_a_frozen_tensor() ->
 
 def test_several_changed_tensors_are_named_up_to_three() -> None:
     def spoil(model: Any) -> None:
-        for tensor in (model.base.weight, model.base.bias, model.order, model.turn):
+        for tensor in (model.base.weight, model.base.bias, model.request, model.turn):
             tensor.data.zero_()
 
     said = (
@@ -177,10 +177,10 @@ def test_a_train_that_leaves_layers_in_another_type_does_not_reach_the_next_clie
         model.norm.double()
         return 24
 
-    bench = TaskRuntime(task_of(Net, train=train))
-    do(bench, A)
-    bench.task.module.train = None
-    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
+    runtime = TaskRuntime(task_of(Net, train=train))
+    do(runtime, A)
+    runtime.task.module.train = None
+    assert bits(do(runtime, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 def test_a_train_that_takes_a_tensor_out_of_the_model_is_refused_by_its_name() -> None:
@@ -195,8 +195,8 @@ def test_a_train_that_takes_a_tensor_out_of_the_model_is_refused_by_its_name() -
 def test_measuring_leaves_nothing_for_the_training_after_it() -> None:
     measured, alone = TaskRuntime(task_of(Net)), TaskRuntime(task_of(Net))
     params = np.full(alone.places.size, 0.1, np.float32)
-    both = measured.do(order(), A, params, None)
-    assert bits(both)[:3] == bits(alone.do(order(measure=False), A, params, None))[:3]
+    both = measured.do(request(), A, params, None)
+    assert bits(both)[:3] == bits(alone.do(request(measure=False), A, params, None))[:3]
 
 
 def test_a_model_that_is_another_each_time_is_refused_when_it_is_built_again() -> None:
@@ -205,18 +205,18 @@ def test_a_model_that_is_another_each_time_is_refused_when_it_is_built_again() -
         made.base.weight.data.copy_(torch.rand(4, 4, generator=torch.Generator().manual_seed(torch.seed() % 2**31)))
         return made
 
-    bench = spoiled_by(CHANGED["integer buffer order"])
-    bench.task.module.model = drawn
+    runtime = spoiled_by(CHANGED["integer buffer order"])
+    runtime.task.module.model = drawn
     with pytest.raises(BadTask, match="was changed by training"):
-        do(bench, A)
+        do(runtime, A)
     with pytest.raises(BadTask, match="gives other tensors each time"):
-        do(bench, B)
+        do(runtime, B)
 
 
 def test_counters_and_running_statistics_go_on_as_they_did() -> None:
-    bench = TaskRuntime(task_of(Net))
-    done = do(bench, A)
+    runtime = TaskRuntime(task_of(Net))
+    done = do(runtime, A)
     assert done.counters == {"norm.num_batches_tracked": 2}
-    params = np.full(bench.places.size, 0.1, np.float32)
-    again = bench.do(order(counters=done.counters), A, params, done.buffers)
+    params = np.full(runtime.places.size, 0.1, np.float32)
+    again = runtime.do(request(counters=done.counters), A, params, done.buffers)
     assert again.counters == {"norm.num_batches_tracked": 4}

@@ -34,16 +34,16 @@ def pending(session):
 
 
 def seen_starts(session):
-    """Where each training began, as the bench was given it."""
-    bench, starts = session.bench, []
-    do = bench.do
+    """Where each training began, as the executor was given it."""
+    executor, starts = session.executor, []
+    do = executor.do
 
     def watched(order, client, params, *rest):
         if order.train:
             starts.append(params.copy())
         return do(order, client, params, *rest)
 
-    bench.do = watched
+    executor.do = watched
     return starts
 
 

@@ -194,9 +194,9 @@ def test_a_loop_stops_before_a_step_that_the_time_would_not_suffice_for_and_neve
 
 def test_partial_work_of_a_device_sends_the_steps_made_and_planned(tmp_path: Path) -> None:
     aggregator = Aggregator(tmp_path, task_of(train=stepped), plan_of(f"steps = 20\n{PARTIAL}"), steps=20)
-    bench = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
-    session = aggregator.session(clock=bench.clock)
-    session.bench = bench
+    executor = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
+    session = aggregator.session(clock=executor.clock)
+    session.executor = executor
     header, _ = aggregator.answer(session, aggregator.assign(deadline_s=10.0))
     assert (header.steps, header.planned, header.examples) == (8, 20, 48)
     assert "round 1: stopped after 8 of 20 steps, to send them in time" in aggregator.said

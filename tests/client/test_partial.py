@@ -108,9 +108,9 @@ def test_the_learning_rate_falls_as_over_the_whole_work():
 def answered(folder: Path, text: str, **changed):
     """A device's answer where a step takes a second, to an assignment of 20 steps."""
     aggregator = Aggregator(folder, task_of(), plan_of(text), steps=20)
-    bench = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
-    session = aggregator.session(clock=bench.clock)
-    session.bench = bench
+    executor = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
+    session = aggregator.session(clock=executor.clock)
+    session.executor = executor
     delivery = aggregator.assign(**{"deadline_s": 10.0, **changed})
     return aggregator, session, delivery
 

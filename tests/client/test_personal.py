@@ -288,14 +288,14 @@ def test_an_update_that_fails_to_encode_moves_nothing_forward_with_overlap(
     """Neither the training that began before the failure was known nor the ones after it move anything of it."""
     aggregator = device(tmp_path, more="overlap = { max_delay = 2 }")
     session, starts = aggregator.session(), list[Any]()
-    do = session.bench.do
+    do = session.executor.do
 
     def watched(order: Any, *rest: Any) -> Any:
         if order.train:
             starts.append(order.kept)
         return do(order, *rest)
 
-    monkeypatch.setattr(session.bench, "do", watched)
+    monkeypatch.setattr(session.executor, "do", watched)
 
     def begin(number: int) -> Begun:
         begun = session.begin(aggregator.assign(number), lambda: False, aggregator.said.append)

@@ -44,7 +44,7 @@ class Device(Aggregator):
         self.home, self.min_free = folder / "device", min_free
 
     def session(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
-        found = SharedModels(self.home, lambda task: made.bench.layout, lambda: self.min_free)
+        found = SharedModels(self.home, lambda task: made.executor.layout, lambda: self.min_free)
         made = super().session(home, keep_shared=found.keep, **options)
         return made
 

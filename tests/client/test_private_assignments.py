@@ -77,12 +77,12 @@ def test_a_repeated_assignment_is_booked_once_and_another_reply_to_it_again(tmp_
 
 def test_a_crash_in_the_middle_of_the_work_books_nothing_twice(tmp_path):
     device = Private(tmp_path, Policy(max_participations=1))
-    device.gate.admit(device.aggregator.assign(1).assignment)
+    device.admission.admit(device.aggregator.assign(1).assignment)
     device.start()
-    assert device.gate.wanted(device.aggregator.assign(1).assignment)
+    assert device.admission.wanted(device.aggregator.assign(1).assignment)
     assert device.rule(1) == ""
     assert len(device.ledger.bookings) == 1
-    assert not device.gate.wanted(device.aggregator.assign(2).assignment)
+    assert not device.admission.wanted(device.aggregator.assign(2).assignment)
     assert device.rule(2) == "max_participations"
 
 
@@ -92,7 +92,7 @@ def test_what_the_ledger_has_with_the_next_release_decides_about_max_epsilon(tmp
     assert [device.rule(number) for number in (1, 2)] == ["", ""]
     device.start()
     assert [device.rule(number) for number in (3, 4)] == ["", "max_epsilon"]
-    assert not device.gate.wanted(device.aggregator.assign(5).assignment)
+    assert not device.admission.wanted(device.aggregator.assign(5).assignment)
     assert (len(device.ledger.bookings), device.read) == (3, 2)  # each process reads once
     device.dataset = DataSet("", "/data/other")
     assert device.rule(6) == ""
@@ -141,7 +141,7 @@ def test_what_cannot_be_computed_is_declined(tmp_path, policy):
     assert (unread.rule(1), unread.ledger.bookings) == ("privacy", ())
     absurd = Private(tmp_path / "absurd", policy, release=lambda assignment, plan: spending(plan, 64))
     absurd.aggregator.plan = plan_of(CENTRAL.replace("noise_multiplier = 1.0", "noise_multiplier = 1e18"))
-    assert not absurd.gate.wanted(absurd.aggregator.assign(1).assignment)
+    assert not absurd.admission.wanted(absurd.aggregator.assign(1).assignment)
     assert (absurd.rule(1), absurd.ledger.bookings) == ("plan", ())
     assert AdmissionController(policy, tmp_path / "none")._prospect(
         device.aggregator.assign(1).assignment, device.aggregator.assign(1).assignment.plan, 0  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def test_a_kill_behind_the_commit_of_a_reply_is_made_good_by_the_next_process(tm
 
 def test_a_kill_before_the_reply_leaves_its_booking_open(tmp_path):
     device = Private(tmp_path)
-    device.gate.admit(device.aggregator.assign(1, identity="beef", assignment_id="a-1").assignment)
+    device.admission.admit(device.aggregator.assign(1, identity="beef", assignment_id="a-1").assignment)
     device.start()
     assert device.rule(1, identity="beef", assignment_id="a-1") == ""
     assert len(device.ledger.bookings) == 1
@@ -72,8 +72,8 @@ def test_one_id_for_assignments_of_several_runs_is_booked_for_each_of_them(tmp_p
     device = Private(tmp_path)
     assignment = device.aggregator.assign(1, identity="beef", assignment_id="a-1").assignment
     for count, run in enumerate(("small-1", "small-2", "small-3"), 1):
-        device.gate.admit(replace(assignment, run=run))
-        device.gate.admit(replace(assignment, run=run))  # it came twice
+        device.admission.admit(replace(assignment, run=run))
+        device.admission.admit(replace(assignment, run=run))  # it came twice
         assert len(device.ledger.bookings) == count
 
 

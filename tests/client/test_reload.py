@@ -42,9 +42,9 @@ class Reloadable:
     def _run(self, downloads: Path) -> None:
         worker, folder = self.elsewhere.worker, self.elsewhere.folder
         serve(
-            LocalLink(self.fleet, DEVICE, downloads=downloads), worker.benches(), folder, DEVICE,
+            LocalLink(self.fleet, DEVICE, downloads=downloads), worker.executors(), folder, DEVICE,
             client=ClientInfo(DEVICE), say=self.said.append, stop=self.stop,
-            gate=AdmissionController(folder=folder), worker=worker,
+            admission=AdmissionController(folder=folder), worker=worker,
             reload=self.wished,
             reread=lambda: load_policy(self.rules),
         )  # fmt: skip

@@ -156,7 +156,7 @@ def test_a_run_whose_vectors_do_not_fit_on_the_disk_is_refused_before_the_data_a
         return Split(examples(), examples(6, 4))
 
     aggregator = Aggregator(tmp_path, task_of(data=data), plan_of(**SPARSE))
-    session = aggregator.session(gate=AdmissionController(Policy(min_free_disk_mb=1)))
+    session = aggregator.session(admission=AdmissionController(Policy(min_free_disk_mb=1)))
     residual_bytes, free = 4 * aggregator.first.vector.size, [0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
     free[0] = 10**6 + residual_bytes - 1

@@ -80,8 +80,8 @@ class NoisyClients(SecureClients):
 
         account = Account(ledger, lambda task: DataSet("", "/d"), release)
         carries = identity.carries | {"privacy.distributed", "secure"}
-        gate = AdmissionController(self.owner, folder, carries=carries, account=account)
-        return super().handler(number, secure=identity, gate=gate, **options)
+        admission = AdmissionController(self.owner, folder, carries=carries, account=account)
+        return super().handler(number, secure=identity, admission=admission, **options)
 
     def noised(self, plan: RunPlan) -> int:
         return noised_dimensions(plan, self.aggregator.first.layout.size)

@@ -232,7 +232,7 @@ def test_a_client_whose_training_diverges_is_in_the_sum_with_zeros_and_told_apar
     """Else a model of the aggregator's choice would make those clients fail that have a record above some value."""
     clients = SecureClients(tmp_path, secure_plan("metrics = { loss = 10.0 }", run='evaluate = "clients"'))
     spoiled = {"loss": lambda model, batch: cross_entropy(model, batch) * float("nan")}
-    clients.handlers[ONE].bench = InProcessExecutor(clients.task(1, **spoiled))
+    clients.handlers[ONE].executor = InProcessExecutor(clients.task(1, **spoiled))
     clients.open()
     clients.run()
     assert {type(reply) for reply in clients.replies.values()} == {ReplyHeader}

@@ -43,12 +43,14 @@ class Threads:
             assert self.go.wait(60)
             return cross_entropy(model, batch)
 
-        gate, home = AdmissionController(carries=identity.carries), private_folder(folder / "threads")
+        admission, home = AdmissionController(carries=identity.carries), private_folder(folder / "threads")
         task = self.clients.task(3, loss=loss)
 
         def run() -> None:
             self.code.append(
-                serve(link, [task], home, LAST, say=self.said.append, stop=self.stop, gate=gate, secure=identity)
+                serve(
+                    link, [task], home, LAST, say=self.said.append, stop=self.stop, admission=admission, secure=identity
+                )
             )
 
         self.thread = threading.Thread(target=run)

@@ -279,7 +279,7 @@ def test_what_was_sent_is_said_and_when_late_what_took_longest(upload_s: float, 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:
     policy, read = Policy(secure="required"), list[object]()
     running.task = task_of(data=read.append)
-    running.start(gate=AdmissionController(policy, running.folder / "device"))
+    running.start(admission=AdmissionController(policy, running.folder / "device"))
     running.send(running.aggregator.assign(1))
     failure = polled(running.fleet, Failure)
     assert failure.kind == "declined"

@@ -236,20 +236,20 @@ def test_loading_is_measured_until_training_begins_and_what_follows_training_is_
             time.advance(4.0)
             return done
 
-    bench = Slow(aggregator.task, clock=clock)
-    split = bench.inner.split
+    executor = Slow(aggregator.task, clock=clock)
+    split = executor.inner.split
 
     def read(site):
         time.advance(2.0)
         return split(site)
 
-    bench.inner.split = read  # type: ignore[method-assign]  # as a task that reads its data slowly
+    executor.inner.split = read  # type: ignore[method-assign]  # as a task that reads its data slowly
 
     def take_base(*words):
         time.advance(3.0)
         return payload.take_base(*words)
 
     session = aggregator.session(clock=clock, take_base=take_base)
-    session.bench = bench
+    session.executor = executor
     header, _ = aggregator.answer(session, aggregator.assign())
     assert (header.timings.load_s, header.timings.train_s) == (5.0, 0.0)

@@ -177,11 +177,11 @@ def test_a_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> Non
 def test_the_owner_bounds_it(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
     small = AdmissionController(Policy(max_state_mb=10e-6, min_free_disk_mb=0))
-    failure, _ = aggregator.answer(aggregator.session(gate=small), aggregator.assign(1))
+    failure, _ = aggregator.answer(aggregator.session(admission=small), aggregator.assign(1))
     assert (failure.kind, failure.text) == ("task-error", "context.state holds more than this device keeps")
     assert "12 bytes, and [policy] max_state_mb of client.toml allows 1e-05 MB" in aggregator.said[-1]
     trained(aggregator, 1)
-    failure, _ = aggregator.answer(aggregator.session(gate=small), aggregator.assign(2))
+    failure, _ = aggregator.answer(aggregator.session(admission=small), aggregator.assign(2))
     assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_state_mb")
 
 

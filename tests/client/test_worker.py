@@ -64,12 +64,12 @@ def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
 ) -> None:
     monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
     session = elsewhere.session()
-    session.gate = AdmissionController(Policy(max_assignment_minutes=0.005))
+    session.admission = AdmissionController(Policy(max_assignment_minutes=0.005))
     elsewhere.wish(ENDLESS)
     failure = elsewhere.answer(session, number)
     assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
     assert elsewhere.worker.pid is None
-    session.gate = AdmissionController()
+    session.admission = AdmissionController()
     elsewhere.wish()
     assert isinstance(elsewhere.answer(session, number), ReplyHeader)
 

@@ -60,7 +60,7 @@ def test_a_run_over_one_module_has_the_bits_of_a_run_with_a_module_for_each_clie
     wake = SessionCache._wake
 
     def wake_alone(here: SessionCache, index: int, secure: bool) -> Any:
-        here.bench = InProcessExecutor(here.bench.task, here.bench.device, here.bench.clock)
+        here.executor = InProcessExecutor(here.executor.task, here.executor.device, here.executor.clock)
         return wake(here, index, secure)
 
     monkeypatch.setattr(SessionCache, "_wake", wake_alone)

@@ -19,14 +19,14 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
 class Device:
     """A session behind a gate, whose task notes when its data are requested."""
 
-    def __init__(self, folder: Path, policy: Policy, text: str = "", **gate: Any) -> None:
+    def __init__(self, folder: Path, policy: Policy, text: str = "", **admission: Any) -> None:
         self.folder, self.policy, self.read = folder, policy, 0
         self.aggregator = Aggregator(
             folder, task_of(data=self.data), plan_of(text, run='evaluate = "off"' if "[privacy]" in text else "")
         )
         self.at = NOON
         self.price: bool | None = None
-        self.gate_options = gate
+        self.gate_options = admission
         self.start()
 
     def data(self, client: object) -> Split:
@@ -37,8 +37,8 @@ class Device:
         """As a new process would."""
         (self.folder / "device").mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {"now": lambda: self.at, "link_is": lambda link: self.price, **self.gate_options}
-        self.gate = AdmissionController(self.policy, self.folder / "device", **options)
-        self.session: AssignmentHandler = self.aggregator.session(gate=self.gate)
+        self.admission = AdmissionController(self.policy, self.folder / "device", **options)
+        self.session: AssignmentHandler = self.aggregator.session(admission=self.admission)
 
     def assign(self, number: int = 1, kind: str = "train", **changed: Any) -> Reply:
         answer: Reply = self.aggregator.answer(self.session, self.aggregator.assign(number, kind, **changed))[0]

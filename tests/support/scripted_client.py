@@ -28,13 +28,13 @@ def working(absent: Collection[int], restarted: Collection[int]) -> Work:
     """`work` that does so."""
 
     def work(
-        job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+        job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
     ) -> Result:
         if job.assignment.kind == "train" and job.assignment.round in absent:
             raise CannotReply("worker", "absent, as this round was wanted")
         if job.assignment.kind == "train" and job.assignment.round in restarted:
             state = replace(state, residual=None, momentum=None, memory={}, encoded_at=0)
-        return honest(job, header, state, bench, client)
+        return honest(job, header, state, executor, client)
 
     return work
 

@@ -128,9 +128,9 @@ class SecureClients:
         name = name_of(number)
         folder = private_folder(self.folder / name)
         identity = self.identities.get(number) or secure_identity(number)
-        gate = AdmissionController(self.owner, folder, carries=identity.carries)
+        admission = AdmissionController(self.owner, folder, carries=identity.carries)
         return AssignmentHandler(
-            name, self.task(number), folder, ClientInfo(name), **{"secure": identity, "gate": gate, **options}
+            name, self.task(number), folder, ClientInfo(name), **{"secure": identity, "gate": admission, **options}
         )
 
     def assignment(self, name: str, **changed: Any) -> Delivery:

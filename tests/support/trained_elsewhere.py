@@ -65,8 +65,8 @@ class Elsewhere:
         self.said: list[str] = []
 
     def session(self, home: Path | None = None) -> AssignmentHandler:
-        (bench,) = self.worker.benches()
-        return AssignmentHandler("pi-01", bench, home or self.folder, ClientInfo("pi-01"))
+        (executor,) = self.worker.executors()
+        return AssignmentHandler("pi-01", executor, home or self.folder, ClientInfo("pi-01"))
 
     def answer(self, session: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
         return session.answer(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]

@@ -22,7 +22,7 @@ from thinwire.client.errors import CannotReply
 from thinwire.client.executor import Executor, Worker
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.loop import Loop, Reloader
-from thinwire.client.personal import bench_for
+from thinwire.client.personal import executor_for
 from thinwire.client.personal_files import SharedModels
 from thinwire.client.policy import Policy
 from thinwire.client.secure import MAX_REQUEST_BYTES, SecureIdentity
@@ -47,7 +47,7 @@ def serve(
     say: Say = print,
     once: bool = False,
     stop: threading.Event | None = None,
-    gate: AdmissionController | None = None,
+    admission: AdmissionController | None = None,
     worker: Worker | None = None,
     reload: threading.Event | None = None,
     reread: Callable[[], Policy] | None = None,
@@ -62,25 +62,31 @@ def serve(
 
     `worker` executes the tasks in a process of its own; without it they run in this process. When `reload` is set, the
     worker starts again between two assignments, and the policy becomes what `reread` returns. `has` returns what the
-    aggregator learns of this device's equipment. `secure` is what the device needs for secure rounds; its `gate` knows
-    what that carries.
+    aggregator learns of this device's equipment. `secure` is what the device needs for secure rounds; its
+    `admission` knows what that carries.
     """
     where = replace(client or ClientInfo(), name=name)
-    gate = gate or AdmissionController(folder=folder, carries=secure.carries if secure is not None else frozenset())
-    shared = SharedModels(folder, lambda task: sessions[task].bench.layout, lambda: gate.min_free_bytes)
+    admission = admission or AdmissionController(
+        folder=folder, carries=secure.carries if secure is not None else frozenset()
+    )
+    shared = SharedModels(folder, lambda task: sessions[task].executor.layout, lambda: admission.min_free_bytes)
     sessions = {
-        task.name: AssignmentHandler(name, task, folder, where, gate=gate, secure=secure, keep_shared=shared.keep)
+        task.name: AssignmentHandler(
+            name, task, folder, where, admission=admission, secure=secure, keep_shared=shared.keep
+        )
         for task in tasks
     }
     with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
-        upkeep, here = Reloader(gate, worker, reload, reread), installed() if worker is None else {}
+        upkeep, here = Reloader(admission, worker, reload, reread), installed() if worker is None else {}
         calls = Retrier(ending, tell, give_up=once)
 
         def said() -> Mapping[str, str]:
-            return versions(gate.policy, worker.versions if worker is not None else here)
+            return versions(admission.policy, worker.versions if worker is not None else here)
 
         carries = tuple(sorted(secure.carries)) if secure is not None else ()
-        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, upkeep, has, carries)
+        loop = Loop(
+            link, sessions, name, said, tell, once, ending, calls, admission.plans.digests, upkeep, has, carries
+        )
         if worker is not None:
             worker.stopping = ending.is_set
         try:
@@ -98,23 +104,23 @@ def serve(
                 worker.close()
 
 
-def wanted(gate: AdmissionController, benches: Sequence[Executor]) -> Callable[[Assignment], bool]:
+def wanted(admission: AdmissionController, executors: Sequence[Executor]) -> Callable[[Assignment], bool]:
     """Return a function that decides if an assignment's parts are worth fetching.
 
     They are if its task is here, the policy admits it, and no part is larger than the task's model can need.
     """
-    tasks = {bench.name: bench for bench in benches}
+    tasks = {executor.name: executor for executor in executors}
 
     def is_wanted(assignment: Assignment) -> bool:
         if assignment.kind == "secure":  # the handler's open round bounds it again before it is read
             return sum(part.length for part in assignment.parts) <= MAX_REQUEST_BYTES
-        bench, plan = tasks.get(assignment.task), gate.plans.known(assignment)
-        if bench is None or plan is None or not gate.wanted(assignment):
+        executor, plan = tasks.get(assignment.task), admission.plans.known(assignment)
+        if executor is None or plan is None or not admission.wanted(assignment):
             return False
         try:
             parsed = RunPlan.from_json(plan)
-            bench = bench_for(bench, parsed) if parsed.local.personal_layers else bench
-            payload.require_parts(assignment, parsed, bench.layout)
+            executor = executor_for(executor, parsed) if parsed.local.personal_layers else executor
+            payload.require_parts(assignment, parsed, executor.layout)
         except (CannotReply, ThinwireError):  # the session's reply reports it
             return False
         return True

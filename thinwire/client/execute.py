@@ -146,11 +146,11 @@ class AssignmentContext:
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)
 
     def do(
-        self, bench: Executor, order: TrainRequest, client: ClientInfo, params: Vector, buffers: Vector | None
+        self, executor: Executor, request: TrainRequest, client: ClientInfo, params: Vector, buffers: Vector | None
     ) -> TrainResult:
-        """Execute an order on the bench; `CannotReply` ("declined") if the owner's limit ends it."""
+        """Let the executor carry out a request; `CannotReply` ("declined") if the owner's limit ends it."""
         try:
-            return bench.do(order, client, params, buffers, self.tell, self._is_over, self.left_s)
+            return executor.do(request, client, params, buffers, self.tell, self._is_over, self.left_s)
         except Cancelled:
             if self.limit is None or self.cancelled() or (ended := self.limit.over()) is None:
                 raise
@@ -220,20 +220,20 @@ class Result:
 
 
 def work(
-    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Result:
     """Train or evaluate, and encode the update."""
-    found = trained(job, header, state, bench, client)
-    return encoded(job, found, found.carried, bench.layout)
+    found = trained(job, header, state, executor, client)
+    return encoded(job, found, found.carried, executor.layout)
 
 
 def trained(
-    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
     assignment, local, algorithm = job.assignment, job.plan.local, algorithm_of(job.plan)
-    layout = carried(algorithm, bench.layout)  # of everything that is sent: the model, then a control variate
-    if assignment.layout_digest != bench.layout.digest:
+    layout = carried(algorithm, executor.layout)  # of everything that is sent: the model, then a control variate
+    if assignment.layout_digest != executor.layout.digest:
         raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
     if assignment.kind == "train":
         payload.require_work(assignment.work, local.batch)
@@ -242,14 +242,14 @@ def trained(
     if job.plan.downlink.compressed:
         own_base = replica.params  # later versions come as updates to it
         state = replace(
-            state, layout_digest=bench.layout.digest, replica=own_base, replica_version=assignment.base_version
+            state, layout_digest=executor.layout.digest, replica=own_base, replica_version=assignment.base_version
         )
     base = replica.params[: layout.model_size]
     counted = state.counted_in(assignment.base_version)
     following = ControlVariate.of(algorithm, layout, state.own, replica.params, counted) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
-    personal, begin = _personal(job, bench, state)
-    order = TrainRequest(
+    personal, begin = _personal(job, executor, state)
+    request = TrainRequest(
         measure=job.may_measure and _is_measured(assignment, job.plan), train=assignment.kind == "train",
         local=local_of(local, assignment.work.clip, algorithm.prox if algorithm else 0.0),
         work=Work(assignment.work.steps, assignment.work.batch), key=job.train_key, counters=state.counters,
@@ -263,12 +263,12 @@ def trained(
     )  # fmt: skip
     buffers = state.buffers if own else shared
     start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began
-    if order.train and state.pending:
+    if request.train and state.pending:
         start = outbox.start(base, state.pending)
-        if order.measure:  # evaluate the model version itself, not the point from which training continues
-            alone, order = replace(order, train=False, state={}), replace(order, measure=False)
-            measured = job.do(bench, alone, client, base, buffers)
-    done = job.do(bench, order, client, start, buffers)
+        if request.measure:  # evaluate the model version itself, not the point from which training continues
+            alone, request = replace(request, train=False, state={}), replace(request, measure=False)
+            measured = job.do(executor, alone, client, base, buffers)
+    done = job.do(executor, request, client, start, buffers)
     histograms = {**measured.histograms, **done.histograms}
     if job.plan.is_protected and (reason := unsummed(job.plan, histograms)):
         raise CannotReply("task-error", reason)
@@ -298,7 +298,7 @@ def trained(
         header, metrics=metrics, timings=spent, examples=done.examples, steps=done.steps, a=a,
         norm=payload.norm(change), lost=begin.lost,
     )  # fmt: skip
-    if order.within_s is not None and done.steps != done.planned:
+    if request.within_s is not None and done.steps != done.planned:
         header = replace(header, planned=done.planned)
         of = f" of {done.planned}" if done.planned else ""
         job.say(f"round {assignment.round}: stopped after {done.steps}{of} steps, to send them in time")
@@ -309,7 +309,7 @@ def trained(
         done.buffers if local.buffers == "local" and done.buffers is not None and done.buffers.size else None
     )
     state = replace(
-        state, layout_digest=bench.layout.digest, counters=done.counters, buffers=local_buffers,
+        state, layout_digest=executor.layout.digest, counters=done.counters, buffers=local_buffers,
         personal=arrays_of(done.kept, personal) if personal else {},
     )  # fmt: skip
     if done.state is not None and not are_equal(done.state, state.context):  # else no file is written again
@@ -328,12 +328,12 @@ def _loaded(job: AssignmentContext, replica: ModelReplica) -> Vector | None:
 
 
 def _personal(
-    job: AssignmentContext, bench: Executor, state: ClientRunState
+    job: AssignmentContext, executor: Executor, state: ClientRunState
 ) -> tuple[tuple[Tensor, ...], StartingValues]:
     """Return the personal tensors, and the values with which they begin; none without personal layers."""
-    if not isinstance(bench, PersonalExecutor):
+    if not isinstance(executor, PersonalExecutor):
         return (), StartingValues()
-    init, personal = job.plan.run.init, bench.personal
+    init, personal = job.plan.run.init, executor.personal
     return personal, starting_values(personal, state.personal, job.folder, job.assignment, init, job.say)
 
 
@@ -352,10 +352,10 @@ def _state_of(job: AssignmentContext, state: ClientRunState) -> Arrays:
 
 
 def trained_finite(
-    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
     """Train as `trained` does; raise `NonFiniteUpdate` if training diverged, as nothing is encoded yet."""
-    found = trained(job, header, state, bench, client)
+    found = trained(job, header, state, executor, client)
     if not math.isfinite(found.header.norm):
         raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint="a smaller [local] lr")
     return found

@@ -52,7 +52,7 @@ class Executor(Protocol):
 
     def do(
         self,
-        order: TrainRequest,
+        request: TrainRequest,
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
@@ -60,7 +60,7 @@ class Executor(Protocol):
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
-        """Execute an order from these parameters and buffers, and return its result.
+        """Execute a request from these parameters and buffers, and return its result.
 
         `tell` receives progress as (stage, done, total). `cancelled` returns True to stop: then `Cancelled` is raised.
         `left_s` are the seconds to the deadline.
@@ -110,7 +110,7 @@ class InProcessExecutor:
 
     def do(
         self,
-        order: TrainRequest,
+        request: TrainRequest,
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
@@ -118,8 +118,8 @@ class InProcessExecutor:
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
-        """Execute an order in this process; see `Executor.do`."""
-        return self.inner.do(order, client, params, buffers, self.progress(tell), cancelled, self.clock)
+        """Execute a request in this process; see `Executor.do`."""
+        return self.inner.do(request, client, params, buffers, self.progress(tell), cancelled, self.clock)
 
     def progress(self, tell: Tell) -> Tell:
         """Return the callback that receives the progress; a subclass may let each step take its time."""
@@ -185,7 +185,7 @@ class Worker:
             hint = f"what it printed last: {self.folder / LOG}"
             raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
 
-    def benches(self) -> list[SubprocessExecutor]:
+    def executors(self) -> list[SubprocessExecutor]:
         """Return an executor for each task."""
         return [SubprocessExecutor(self, one.name) for one in self.described]
 
@@ -211,7 +211,7 @@ class Worker:
     def do(
         self,
         task: str,
-        order: TrainRequest,
+        request: TrainRequest,
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
@@ -219,7 +219,7 @@ class Worker:
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
-        """Execute an order of `task` in the process, starting it if needed; see `Executor.do`."""
+        """Execute a request of `task` in the process, starting it if needed; see `Executor.do`."""
         layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
         try:
             child = self._child if self._child is not None and self._child.alive else self._started(until)
@@ -230,14 +230,14 @@ class Worker:
                 raise Cancelled
             self._number += 1
             start_s = self._clock() - began
-            order = order.after(start_s)
+            request = request.after(start_s)
             header = {
-                "do": "work", "id": self._number, "task": task, "order": order.to_json(),
-                "buffers": buffers is not None, "shift": order.shift is not None, "kept": order.kept is not None,
+                "do": "work", "id": self._number, "task": task, "order": request.to_json(),
+                "buffers": buffers is not None, "shift": request.shift is not None, "kept": request.kept is not None,
                 "client": {**vars(client), "data": str(client.data) if client.data else None},
             }  # fmt: skip
-            vectors = [vector for vector in (params, buffers, order.shift, order.kept) if vector is not None]
-            child.send(header, *vectors, arrays=order.state or None)
+            vectors = [vector for vector in (params, buffers, request.shift, request.kept) if vector is not None]
+            child.send(header, *vectors, arrays=request.state or None)
             found = self.patience.heard(child, tell, cancelled, until, self._number)
             with child.held_to_account():
                 if "failed" in found:
@@ -246,9 +246,9 @@ class Worker:
                     raise Cancelled
                 done = TrainResult.from_json(found["done"])
                 done.load_s += start_s
-                sizes = _sizes(layout, order.personal, order.train)
-                vectors = child.vectors(found, sizes if order.train or order.first else [])
-                done.state = child.arrays(found, order.max_state_bytes)
+                sizes = _sizes(layout, request.personal, request.train)
+                vectors = child.vectors(found, sizes if request.train or request.first else [])
+                done.state = child.arrays(found, request.max_state_bytes)
             done.params, done.buffers, done.kept = (*vectors, None, None, None)[:3]
         except Wrong as wrong:
             raise CannotReply("task-error", wrong.what, str(wrong)) from wrong

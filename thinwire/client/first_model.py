@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 def first_model(
-    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Result:
     """Return the first model of a run as a reply; the state does not change.
 
     The frames are the parameters themselves, as float32. Raises `CannotReply` if this device's model has other tensors
     than the run's, and `NonFiniteUpdate` if `model()` makes NaN or infinity.
     """
-    assignment, layout = job.assignment, bench.layout
+    assignment, layout = job.assignment, executor.layout
     if assignment.layout_digest != layout.digest:
         raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
-    order = TrainRequest(
+    request = TrainRequest(
         measure=False,
         train=False,
         local=Local.of(job.plan.local.model_dump(mode="json")),
@@ -48,7 +48,7 @@ def first_model(
         key=keys.Key(job.plan.run.seed),
         first=True,
     )
-    done = job.do(bench, order, client, np.zeros(layout.size, np.float32), None)
+    done = job.do(executor, request, client, np.zeros(layout.size, np.float32), None)
     if done.params is None or not np.isfinite(done.params).all():
         raise NonFiniteUpdate("the first model holds NaN or infinity", why="model() makes it so")
     codec = parse("identity").bind(layout)

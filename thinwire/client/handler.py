@@ -26,7 +26,7 @@ from thinwire.client.execute import AssignmentContext, Begun, Result, Trained, e
 from thinwire.client.executor import Executor, InProcessExecutor
 from thinwire.client.first_model import first_model
 from thinwire.client.outbox import OutcomeHandler, PipelineState
-from thinwire.client.personal import bench_for
+from thinwire.client.personal import executor_for
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
 from thinwire.client.run_store import RunStore
 from thinwire.client.secure import SecureIdentity, SecureRounds, Send
@@ -48,10 +48,9 @@ Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts
 class AssignmentHandler:
     """The handler of one task's assignments, over all runs of that task.
 
-    `gate` admits assignments, `kept` holds the state of every run, `bench` executes the task. `folder` is the client's
-    directory and `client` names its data. Simulations and tests replace `write`, `folders`, `take_base`,
-    `clock` and `may_stop`. Without `secure` this client cannot sum under masks. `keep_shared` gets the models of runs
-    with personal layers.
+    `admission` admits assignments, `kept` holds the state of every run, `executor` executes the task. `folder` is the
+    client's directory and `client` names its data. Simulations and tests replace `write`, `folders`, `take_base`,
+    `clock` and `may_stop`. Only with `secure` it can sum under masks. `keep_shared` gets personal runs' shared models.
 
     Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
     was.
@@ -66,7 +65,7 @@ class AssignmentHandler:
         *,
         write: Write = write_atomically,
         debug: bool = False,
-        gate: AdmissionController | None = None,
+        admission: AdmissionController | None = None,
         folders: Callable[[Path, str], RunFolder] | None = None,
         take_base: payload.TakeBase = payload.take_base,
         clock: Clock = REAL,
@@ -75,13 +74,13 @@ class AssignmentHandler:
         keep_shared: payload.KeepShared | None = None,
     ) -> None:
         self.rounds = SecureRounds(secure)
-        self.gate = gate or AdmissionController(carries=secure.carries if secure is not None else frozenset())
+        self.admission = admission or AdmissionController(carries=secure.carries if secure is not None else frozenset())
         self.name, self.folder, self.client = name, folder, client
-        self.bench: Executor = InProcessExecutor(task, client.device) if isinstance(task, LoadedTask) else task
+        self.executor: Executor = InProcessExecutor(task, client.device) if isinstance(task, LoadedTask) else task
         self.debug = debug
         self.clock, self.may_stop = clock, may_stop  # may_stop: a deadline may end training if the plan allows it
         self.kept = RunStore(
-            folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
+            folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.admission.min_free_bytes)
         )
         self._take_base, self._keep_shared = take_base, keep_shared
         # By run, for the runs in `kept`.
@@ -121,7 +120,7 @@ class AssignmentHandler:
         except Exception as error:  # an error in a task's code fails this assignment and does not end this program
             begun = self._failed(error, delivery.assignment, say), None
         if not isinstance(begun, Begun):
-            self.gate.ended(delivery.assignment)
+            self.admission.ended(delivery.assignment)
         return begun
 
     def finish(self, begun: Begun) -> Answer:
@@ -142,7 +141,7 @@ class AssignmentHandler:
             answer = self._failed(error, assignment, begun.job.say), None
         finally:
             ahead.making.discard(assignment.assignment_id)
-        self.gate.ended(assignment)
+        self.admission.ended(assignment)
         return answer
 
     def answer_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
@@ -162,11 +161,11 @@ class AssignmentHandler:
         """Record that the aggregator withdrew an assignment that had begun: its work ended without a reply."""
         # An assignment that is still being made arrived twice, and the first one continues.
         if assignment.assignment_id not in self._ahead_of(assignment.run).making:
-            self.gate.ended(assignment)
+            self.admission.ended(assignment)
 
     def overlaps(self, assignment: Assignment) -> bool:
         """Return True if the next assignment may begin while the reply to this one is being finished."""
-        return assignment.kind == "train" and outbox.delay_of(self.gate.plans.known(assignment)) > 0
+        return assignment.kind == "train" and outbox.delay_of(self.admission.plans.known(assignment)) > 0
 
     def stop(self, assignment: Assignment, say: Say) -> None:
         """Delete the state of a run that is over, except its sequence.
@@ -185,9 +184,9 @@ class AssignmentHandler:
     def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply on disk that has no outcome yet, with its file, but none that the ledger cannot note."""
         found = []
-        for header, path in self.kept.unsent(self.bench.name, say):
+        for header, path in self.kept.unsent(self.executor.name, say):
             try:  # a kill behind the commit may have left it out
-                self.gate.answered(header.identity, header.assignment_id)
+                self.admission.answered(header.identity, header.assignment_id)
             except DataLost as error:
                 say(f"{header.assignment_id}: its reply is not sent: {error}")
             else:
@@ -215,22 +214,24 @@ class AssignmentHandler:
             ahead = self._ahead[assignment.run] = PipelineState()
             self._afterwards.pop(assignment.run, None)
         if (made := outbox.find(state, assignment.assignment_id)) is not None:
-            self.gate.answered(assignment.identity, assignment.assignment_id)
+            self.admission.answered(assignment.identity, assignment.assignment_id)
             say(f"round {assignment.round}: answered before, sent again")
             return made.header, folder.path(made)
         if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
         delivery, resolved = self._admitted(delivery, state.sequence)
-        bench = self._bench(resolved)
+        executor = self._executor(resolved)
         assignment = delivery.assignment
-        if assignment.kind == "train" and self.gate.min_free_bytes:  # before training, not when its state is written
-            more_bytes = max(0, payload.least_kept_bytes(resolved, bench.layout) - state.nbytes)
-            require_room(self.folder, more_bytes, self.gate.min_free_bytes)
+        if (
+            assignment.kind == "train" and self.admission.min_free_bytes
+        ):  # before training, not when its state is written
+            more_bytes = max(0, payload.least_kept_bytes(resolved, executor.layout) - state.nbytes)
+            require_room(self.folder, more_bytes, self.admission.min_free_bytes)
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
-            self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock), began, self.gate.max_state_bytes,
-            folder=self.folder, keep_shared=self._keep_shared,
+            self.admission.allows("evaluate"), self._take_base, self.may_stop,
+            self._afterwards[assignment.run], self.clock, self.admission.limit(self.clock), began,
+            self.admission.max_state_bytes, folder=self.folder, keep_shared=self._keep_shared,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
@@ -247,7 +248,7 @@ class AssignmentHandler:
         if assignment.secure is not None:
             return self._begin_secure(job, header, state, send)
         make = first_model if assignment.kind == "init" else work
-        return self._commit(assignment, folder, make(job, header, state, bench, self.client))
+        return self._commit(assignment, folder, make(job, header, state, executor, self.client))
 
     def _admitted(self, delivery: Delivery, sequence: int) -> tuple[Delivery, RunPlan]:
         """Return an assignment with its resolved plan; raise `CannotReply` if it is not valid or not allowed here."""
@@ -263,14 +264,14 @@ class AssignmentHandler:
             )
         if delivery.error is not None:
             raise delivery.error
-        require_room(self.folder, 0, self.gate.min_free_bytes)
-        plan = self.gate.admit(assignment, sequence)  # before anything is loaded
+        require_room(self.folder, 0, self.admission.min_free_bytes)
+        plan = self.admission.admit(assignment, sequence)  # before anything is loaded
         if assignment.plan is not plan:
             assignment = replace(assignment, plan=plan)
             delivery = replace(delivery, assignment=assignment)
-        resolved = self.gate.plans.parsed(plan)
+        resolved = self.admission.plans.parsed(plan)
         if delivery.bundle is None:  # no part was fetched, so the link has not checked the sizes
-            payload.require_parts(assignment, resolved, self._bench(resolved).layout)
+            payload.require_parts(assignment, resolved, self._executor(resolved).layout)
         if assignment.kind not in ("init", "train", "evaluate"):
             raise CannotReply("protocol", f"this client cannot {assignment.kind}")
         if (assignment.secure is not None) != (resolved.secure.enabled and assignment.kind == "train"):
@@ -284,15 +285,15 @@ class AssignmentHandler:
 
         A failure becomes the outcome of the `Begun`, so it is sent after the replies before it.
         """
-        assignment, bench = job.assignment, self._bench(job.plan)
+        assignment, executor = job.assignment, self._executor(job.plan)
         ahead = self._ahead.setdefault(assignment.run, PipelineState())
-        if state.layout_digest not in ("", bench.layout.digest):
+        if state.layout_digest not in ("", executor.layout.digest):
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
         state, told = ahead.without_void(state, self.kept[assignment.run][1]), self._settling(job, folder).outcomes
         pending = outbox.still_pending(state.pending, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = execute.trained_finite(job, header, state, bench, self.client)
+            found = execute.trained_finite(job, header, state, executor, self.client)
         except Cancelled:
             raise
         except Exception as error:
@@ -306,18 +307,18 @@ class AssignmentHandler:
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, send: Send | None
     ) -> Begun:
         """Send this client's advertisement once the model is loaded, and train; a client that leaves trains no more."""
-        bench, policy, assignment = self._bench(job.plan), self.gate.policy, job.assignment
+        executor, policy, assignment = self._executor(job.plan), self.admission.policy, job.assignment
         if assignment.round <= state.encoded_at:  # one masked vector a round, whatever an aggregator has forgotten
             raise CannotReply(FAILED, "order", f"round {state.encoded_at} of this run was summed here before")
-        with self.rounds.during(job, bench.layout.size, policy, send):
-            found = execute.trained_finite(job, header, state, bench, self.client)
+        with self.rounds.during(job, executor.layout.size, policy, send):
+            found = execute.trained_finite(job, header, state, executor, self.client)
         self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
         return Begun(job, found, self.clock.now())
 
     def _finish(self, begun: Begun) -> Answer:
         job, assignment, found = begun.job, begun.job.assignment, begun.outcome
         folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
-        state, layout = self._settle(self._settling(job, folder), state), self._bench(job.plan).layout
+        state, layout = self._settle(self._settling(job, folder), state), self._executor(job.plan).layout
         if isinstance(found, Failure):
             return found, None
         spent = found.header.timings
@@ -332,8 +333,8 @@ class AssignmentHandler:
         make = encoded if assignment.secure is None else self.rounds.encode
         return self._commit(assignment, folder, make(job, found, onto, layout))
 
-    def _bench(self, plan: RunPlan) -> Executor:
-        return bench_for(self.bench, plan) if plan.local.personal_layers else self.bench
+    def _executor(self, plan: RunPlan) -> Executor:
+        return executor_for(self.executor, plan) if plan.local.personal_layers else self.executor
 
     def _ahead_of(self, run: str) -> PipelineState:
         """Return the `PipelineState` of a run, or an empty one that is not stored."""
@@ -347,8 +348,8 @@ class AssignmentHandler:
                 self._ahead.pop(run, None)
 
     def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
-        bench = self._bench(job.plan)
-        return OutcomeHandler(job.assignment, job.plan, bench.layout, self.name, folder, job.say)
+        executor = self._executor(job.plan)
+        return OutcomeHandler(job.assignment, job.plan, executor.layout, self.name, folder, job.say)
 
     def _settle(self, settling: OutcomeHandler, state: ClientRunState) -> ClientRunState:
         """Return the state after the outcomes of the assignment, and commit it.
@@ -375,7 +376,7 @@ class AssignmentHandler:
         state = outbox.append(state, entry)
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         if silent:  # an assignment of another plan has no booking
-            self.gate.answered(assignment.identity, assignment.assignment_id)
+            self.admission.answered(assignment.identity, assignment.assignment_id)
         commit_s = self.clock.now() - begun
         if silent:
             return header, folder.path(entry)
@@ -387,13 +388,13 @@ class AssignmentHandler:
         """Return the failure to send, and print the whole error on this device."""
         if self.debug:
             raise error
-        failure = errors.told(error, assignment, self.name, self.bench.file, self.folder)
+        failure = errors.told(error, assignment, self.name, self.executor.file, self.folder)
         failed = "" if failure.kind in (*errors.NOT_WRONG, errors.FAILED) else "failed, "
         said = error.said if isinstance(error, CannotReply) else in_full(error)
         say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
-        plan = self.gate.plans.known(assignment)  # most assignments name their plan by its digest
+        plan = self.admission.plans.known(assignment)  # most assignments name their plan by its digest
         if not is_protected(replace(assignment, plan=plan or assignment.plan)):
             return failure
         with contextlib.suppress(DataLost):  # that a task failed may tell of its data: another try is booked apart
-            self.gate.answered(assignment.identity, assignment.assignment_id)
+            self.admission.answered(assignment.identity, assignment.assignment_id)
         return errors.untelling(failure)

@@ -41,11 +41,11 @@ def evaluate_model(
 
     Raise `TaskError` if there are no such data, `CannotReply` if the task's code raises.
     """
-    order = TrainRequest(
+    request = TrainRequest(
         measure=True, train=False, local=Local.of(plan.local.model_dump(mode="json")), work=Work(),
         key=Key(plan.run.seed), counters=counters,
     )  # fmt: skip
-    done = executor.do(order, holdout_client(client), params, buffers, lambda what, at, total: None, lambda: False)
+    done = executor.do(request, holdout_client(client), params, buffers, lambda what, at, total: None, lambda: False)
     if not done.sums and not done.histograms:
         raise _without_data(plan.run.task)
     return done.sums, done.histograms

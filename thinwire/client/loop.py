@@ -111,7 +111,7 @@ class Loop:
         """Return a report for each task, with as many layouts as fit into a hello."""
         reports, letters = list[TaskReport](), 0
         for session in self.sessions.values():
-            report = session.bench.report()
+            report = session.executor.report()
             letters += len(report.tensors)
             reports.append(report if letters <= MAX_TENSORS else replace(report, tensors=""))
         return tuple(reports)
@@ -357,12 +357,12 @@ class Reloader:
 
     def __init__(
         self,
-        gate: AdmissionController,
+        admission: AdmissionController,
         worker: Worker | None = None,
         wished: threading.Event | None = None,
         reread: Callable[[], Policy] | None = None,
     ) -> None:
-        self.gate, self.worker = gate, worker
+        self.admission, self.worker = admission, worker
         self._wished, self._reread = wished or threading.Event(), reread
 
     def look(self, say: Say) -> None:
@@ -382,8 +382,8 @@ class Reloader:
         except ThinwireError as error:
             say(f"the policy stays as it was: {error}")
             return
-        if policy != self.gate.policy:
-            self.gate.renew(policy)
+        if policy != self.admission.policy:
+            self.admission.renew(policy)
             say(f"the policy is another one now: {policy.digest}")
 
     def _reload_tasks(self, say: Say) -> None:

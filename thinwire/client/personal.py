@@ -49,7 +49,7 @@ FIRST = "0"  # the model of `run:ID@0`
 
 @dataclass(frozen=True)
 class PersonalExecutor:
-    """An executor whose model is the shared part of the task's: it adds the names of the personal tensors to orders."""
+    """An executor whose model is the shared part of the task's: requests get the names of the personal tensors."""
 
     inner: Executor
     patterns: tuple[str, ...]
@@ -80,7 +80,7 @@ class PersonalExecutor:
 
     def do(
         self,
-        order: TrainRequest,
+        request: TrainRequest,
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
@@ -88,17 +88,17 @@ class PersonalExecutor:
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
-        """Execute an order; see `Executor.do`. The result's counters are all of the model's."""
-        order = replace(order, personal=tuple(t.name for t in self.personal))
-        return self.inner.do(order, client, params, buffers, tell, cancelled, left_s)
+        """Execute a request; see `Executor.do`. The result's counters are all of the model's."""
+        request = replace(request, personal=tuple(t.name for t in self.personal))
+        return self.inner.do(request, client, params, buffers, tell, cancelled, left_s)
 
 
-def bench_for(bench: Executor, plan: RunPlan) -> Executor:
+def executor_for(executor: Executor, plan: RunPlan) -> Executor:
     """Return the executor of a task in a run of this plan; `CannotReply` if its globs do not fit the task's model."""
     patterns = tuple(plan.local.personal_layers)
     if not patterns:
-        return bench
-    made = PersonalExecutor(bench, patterns)
+        return executor
+    made = PersonalExecutor(executor, patterns)
     try:
         _ = made.personal
     except PlanError as error:

@@ -101,10 +101,10 @@ def metrics_of(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> list[str]
     """Return the names of a client's metrics, of its first batch and its whole set; None if the task's code raises."""
     try:
         with task_code():
-            initial, bench = initial_model(task, plan.run.seed), TaskRuntime(task)
-            test = bench.split(client).test
+            initial, runtime = initial_model(task, plan.run.seed), TaskRuntime(task)
+            test = runtime.split(client).test
             batch = next(iter(data.in_order(test, plan.local.batch)))
-            module = bench.set_up(initial.vector, initial.buffers, initial.counters)
+            module = runtime.set_up(initial.vector, initial.buffers, initial.counters)
             whole, histograms = whole_set(module, task, test, {})
             return sorted({*names(module, task, batch), *whole, *names_of(histograms)})
     except Exception:  # any error of the task's code: the client that runs it reports it
@@ -118,10 +118,10 @@ def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
     require_rules(plan, travels_of(plan, shared.layout))
     initial = initial_model(task, plan.run.seed)
     try:
-        bench = TaskRuntime(task)
-        require_alike(bench.places, tensors.places_of(build(task)))
+        runtime = TaskRuntime(task)
+        require_alike(runtime.places, tensors.places_of(build(task)))
         with task_code():
-            return _rehearse(bench, client, plan, initial)
+            return _rehearse(runtime, client, plan, initial)
     except (ThinwireError, Wrong) as error:
         raise (
             error if isinstance(error, (TaskError, PlanError)) else TaskError(error.what, error.why, error.hint)
@@ -134,16 +134,17 @@ def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
         ) from error
 
 
-def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: Initial) -> TaskCheck:
-    task, size, layout, base, split = bench.task, plan.local.batch, initial.layout, initial.vector, bench.split(client)
+def _rehearse(runtime: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: Initial) -> TaskCheck:
+    task, split, size = runtime.task, runtime.split(client), plan.local.batch
+    layout, base = initial.layout, initial.vector
     if plan.local.epochs is not None and task.optional("train") is None:
         data.require_countable(split.train, plan.local.epochs, size)  # the steps below do not count passes
-    module = bench.set_up(base.copy(), None, {})
+    module = runtime.set_up(base.copy(), None, {})
     batch = next(iter(data.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
-    trained, context = _trained(bench, client, plan, 1, KEY)
-    change = (tensors.read(module, bench.places) - base) / (trained.a or 1.0)
-    globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, bench.places)
+    trained, context = _trained(runtime, client, plan, 1, KEY)
+    change = (tensors.read(module, runtime.places) - base) / (trained.a or 1.0)
+    globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, runtime.places)
     shared, change, buffers, _ = shared_model(layout, globs, change, buffers, {})
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
     spec, travels = rungs(plan.uplink)[0], travels_of(plan, shared)
@@ -154,7 +155,7 @@ def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: In
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
     parts, _ = payload.packed(payloads, travels, buffers)
     began = time.perf_counter()
-    again, context = _trained(bench, client, plan, STEPS, Key(3), context)
+    again, context = _trained(runtime, client, plan, STEPS, Key(3), context)
     step_s = (time.perf_counter() - began) / STEPS
     tested = split.train if split.test is None else split.test
     sums = evaluate(module, task, tested, most=1)
@@ -165,7 +166,7 @@ def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: In
     sums |= {**numbers(whole), **own_values(histograms)}
     counted_once = [name for name, (_, count) in sums.items() if count == 1]
     measured = data.examples_in(next(iter(data.in_order(tested, BATCH)))) if counted_once else 0
-    bench.require_unchanged("training" if task.optional("train") is None else "train()")
+    runtime.require_unchanged("training" if task.optional("train") is None else "train()")
     return TaskCheck(
         layout.size, len(layout.trained), len(layout.buffers) + len(layout.of_role("fixed")),
         len(layout.of_role("frozen")), layout.digest,
@@ -180,7 +181,7 @@ def _rehearse(bench: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: In
 
 
 def _trained(
-    bench: TaskRuntime, client: ClientInfo, plan: RunPlan, steps: int, key: Key, before: Context | None = None
+    runtime: TaskRuntime, client: ClientInfo, plan: RunPlan, steps: int, key: Key, before: Context | None = None
 ) -> tuple[Trained, Context]:
     """Train the module for `steps`; return the counts, and what a task's own train() told its context.
 
@@ -189,10 +190,10 @@ def _trained(
     local, max_bytes = assigned(plan, steps), int(Policy().max_state_mb * MB)
     made, state = (before.round, before.state) if before is not None else (0, {})
     context = Context(local, made + 1, made, client.name, copied(state, max_bytes), may_report(plan))
-    trainer, examples = TorchTrainer(bench.task, local), bench.split(client).train
-    is_free = bench.task.optional("train") is not None and plan.local.steps is None  # the loop decides how many
+    trainer, examples = TorchTrainer(runtime.task, local), runtime.split(client).train
+    is_free = runtime.task.optional("train") is not None and plan.local.steps is None  # the loop decides how many
     work = Work(0 if is_free else steps, plan.local.batch)
-    trained = trainer.train(bench.built.module, examples, work, key, context=context)
+    trained = trainer.train(runtime.built.module, examples, work, key, context=context)
     context.state = copied(context.state, max_bytes)
     return trained, context
 

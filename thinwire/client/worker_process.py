@@ -196,7 +196,7 @@ class Watchdog:
     def heard(
         self, child: WorkerProcess, tell: Tell, cancelled: Callable[[], bool], until: Until | None, number: int = 0
     ) -> dict[str, Any]:
-        """Return the message that ends order `number`; until then pass on the progress that the process reports.
+        """Return the message that ends request `number`; until then pass on the progress that the process reports.
 
         Raises `Cancelled` if the process did not stop the withdrawn work in time, and `WorkerDied` if it hung. In both
         cases it was killed.

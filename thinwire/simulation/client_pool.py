@@ -60,9 +60,9 @@ class SerialExecutor:
 
     ahead: int = 0
 
-    def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor, shared: bool = False) -> None:
-        use_threads(0, bench.layout.size)
-        self._sessions = SessionCache(crowd, bench, shared)
+    def __init__(self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False) -> None:
+        use_threads(0, executor.layout.size)
+        self._sessions = SessionCache(crowd, executor, shared)
 
     def begin(self, index: int, delivery: Delivery) -> None:
         """Do nothing, because no work begins before its turn."""
@@ -296,9 +296,9 @@ class SessionCache:
     Invariant: a client whose session or data were evicted and loaded again replies as if they had stayed in memory.
     """
 
-    def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor, shared: bool = False) -> None:
-        self.crowd, self.bench, self.shared = crowd, bench, shared
-        self._gate, self._bases = AdmissionController(carries=SIMULATED), BaseModelCache()  # one plan, one model
+    def __init__(self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False) -> None:
+        self.crowd, self.executor, self.shared = crowd, executor, shared
+        self._admission, self._bases = AdmissionController(carries=SIMULATED), BaseModelCache()  # one plan, one model
         self._awake: dict[int, tuple[AssignmentHandler, list[RunFolder]]] = {}
         self._evicted = set[int]()  # clients with a state on disk
         self._trained: dict[int, Begun] = {}  # clients that have trained for a secure round
@@ -321,9 +321,9 @@ class SessionCache:
         self._states.use(index, SESSION_BYTES + session.kept.held_bytes + held_bytes)
         for other in self._states.excess(AWAKE_BYTES):
             self.sleep(other)
-        self._data.use(index, SESSION_BYTES + self.bench.inner.split_bytes(session.client))
+        self._data.use(index, SESSION_BYTES + self.executor.inner.split_bytes(session.client))
         for other in self._data.excess(DATA_BYTES):
-            self.bench.inner.forget(self.crowd.place(other))
+            self.executor.inner.forget(self.crowd.place(other))
         return Answered(reply, bundle, took_s, tuple(before))
 
     def _answered(
@@ -361,11 +361,11 @@ class SessionCache:
             return made[-1]
 
         scripted = bool(self.crowd.step_s)
-        bench = PacedExecutor(self.bench, self.crowd.step_s[index]) if scripted else self.bench
+        executor = PacedExecutor(self.executor, self.crowd.step_s[index]) if scripted else self.executor
         session = AssignmentHandler(
-            name, bench, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
-            gate=self._gate, folders=folder_of, take_base=self._bases.take, clock=bench.clock, may_stop=scripted,
-            secure=simulated_identity(name) if secure else None,
+            name, executor, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
+            admission=self._admission, folders=folder_of, take_base=self._bases.take, clock=executor.clock,
+            may_stop=scripted, secure=simulated_identity(name) if secure else None,
         )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]
@@ -377,9 +377,9 @@ class PacedExecutor(InProcessExecutor):
     Invariant: nothing else moves the clock.
     """
 
-    def __init__(self, bench: InProcessExecutor, step_s: float = 0.0) -> None:
+    def __init__(self, executor: InProcessExecutor, step_s: float = 0.0) -> None:
         virtual = VirtualClock()
-        super().__init__(bench.task, bench.device, Clock(virtual.now, virtual.advance), bench)
+        super().__init__(executor.task, executor.device, Clock(virtual.now, virtual.advance), executor)
         self.step_s = step_s
 
     def progress(self, tell: Tell) -> Tell:

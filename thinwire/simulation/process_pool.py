@@ -210,9 +210,9 @@ def main(connection: Connection, lifeline: int) -> None:
     from thinwire.client.train.runtime import use_threads
     from thinwire.simulation.client_pool import SessionCache
 
-    bench = InProcessExecutor(load_task(spec), crowd.client.device)
-    use_threads(0, bench.layout.size)
-    sessions = SessionCache(crowd, bench, shared=True)
+    executor = InProcessExecutor(load_task(spec), crowd.client.device)
+    use_threads(0, executor.layout.size)
+    sessions = SessionCache(crowd, executor, shared=True)
     with keep_generators(), note_signals():
         while True:
             try:

@@ -312,7 +312,7 @@ class Trained:
     """
 
     session: AssignmentHandler
-    bench: PacedExecutor
+    executor: PacedExecutor
     step_s: StepSeconds
     _made: Made | None = field(init=False, default=None)
     _withdrawn: list[UpdateId] = field(init=False, default_factory=list)
@@ -333,9 +333,9 @@ class Trained:
         return made.reply, made.body
 
     def _worked(self, delivery: Delivery, download_s: float) -> Made:
-        assignment, began = delivery.assignment, self.bench.clock.now()
+        assignment, began = delivery.assignment, self.executor.clock.now()
         back = tuple(UpdateOutcome(update_id, "dropped") for update_id in self._withdrawn)
-        self.bench.step_s = self.step_s(assignment)
+        self.executor.step_s = self.step_s(assignment)
         assigned = replace(
             delivery, assignment=replace(assignment, outcomes=(*assignment.outcomes, *back)), download_s=download_s
         )
@@ -343,7 +343,7 @@ class Trained:
         body = self.session.kept[assignment.run][0].body(file) if file else b""
         self._withdrawn = []
         return Made(
-            assignment.assignment_id, reply, body if isinstance(body, bytes) else b"", self.bench.clock.now() - began
+            assignment.assignment_id, reply, body if isinstance(body, bytes) else b"", self.executor.clock.now() - began
         )
 
     def _withdraw(self) -> None:
@@ -359,15 +359,15 @@ class Training:
     """
 
     def __init__(self, task: LoadedTask, crowd: ClientPopulation) -> None:
-        self.crowd, self.bench = crowd, InProcessExecutor(task, crowd.client.device)
-        use_threads(0, self.bench.layout.size)
-        self._gate, self._bases = AdmissionController(), BaseModelCache()
+        self.crowd, self.executor = crowd, InProcessExecutor(task, crowd.client.device)
+        use_threads(0, self.executor.layout.size)
+        self._admission, self._bases = AdmissionController(), BaseModelCache()
 
     def client(self, index: int, step_s: StepSeconds) -> Trained:
         """Return the work of client `index`."""
-        crowd, name, bench = self.crowd, self.crowd.name(index), PacedExecutor(self.bench)
+        crowd, name, executor = self.crowd, self.crowd.name(index), PacedExecutor(self.executor)
         session = AssignmentHandler(
-            name, bench, crowd.folder / name, crowd.place(index), debug=crowd.debug, gate=self._gate,
-            folders=CachedRunFolder, take_base=self._bases.take, clock=bench.clock,
+            name, executor, crowd.folder / name, crowd.place(index), debug=crowd.debug, admission=self._admission,
+            folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock,
         )  # fmt: skip
-        return Trained(session, bench, step_s)
+        return Trained(session, executor, step_s)

@@ -121,11 +121,11 @@ class Attacked:
         own.mkdir()
         authority = server.authority
         trust = Trust(server.url, authority.cas(), authority.server_name(), name="pi-1") if authority else None
-        self.gate, bench = AdmissionController(Policy(), own), InProcessExecutor(task or task_of())
-        is_wanted = wanted(self.gate, [bench])
+        self.admission, executor = AdmissionController(Policy(), own), InProcessExecutor(task or task_of())
+        is_wanted = wanted(self.admission, [executor])
         self.link = HttpsLink(server.url, device_key(own), "pi-1", own, trust, is_wanted=is_wanted)
-        options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "gate": self.gate}
-        self.thread = threading.Thread(target=serve, args=(self.link, [bench], own, "pi-1"), kwargs=options)
+        options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "gate": self.admission}
+        self.thread = threading.Thread(target=serve, args=(self.link, [executor], own, "pi-1"), kwargs=options)
         self.thread.start()
         self.layout = server.hellos.get(timeout=PATIENCE_S)["tasks"][0]["layout_digest"]
 
@@ -312,7 +312,7 @@ def test_one_assignment_that_is_repeated_is_worked_on_as_often_as_its_owner_allo
     device: Attacked, attack: str
 ) -> None:
     """The aggregator need not look at what the device says it holds, and gives the same id again and again."""
-    device.gate.renew(Policy(rounds_a_day=2))
+    device.admission.renew(Policy(rounds_a_day=2))
     answered = list[str]()
     for letter in "ababab":
         fails = attack == "it fails each time"

@@ -126,10 +126,10 @@ def run_on_a_new_aggregator(root: Path, device: Device, tls: bool, port: int = 0
     ):
         if tls and Trust.load(device.folder) is not None:
             store.roster.add(DEVICE, device.der, "manual")
-        bench = InProcessExecutor(device.task, "cpu")
-        layout = bench.layout
+        executor = InProcessExecutor(device.task, "cpu")
+        layout = executor.layout
         first = np.full(layout.size, 0.25, np.float32)
-        run_id = submit(store, home, PLAN, layout, first, np.zeros(0, np.float32), {}, bench.report())
+        run_id = submit(store, home, PLAN, layout, first, np.zeros(0, np.float32), {}, executor.report())
         assert run_id == RUN
         with device.running(here):
             return drive(run_id, store=store, fleet=here.fleet, home=home)

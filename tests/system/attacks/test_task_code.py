@@ -26,7 +26,7 @@ def test_a_device_whose_task_requests_the_end_of_its_process_says_where_and_answ
     with attacked(tmp_path, tls=tls) as here:
         link = here.link("pi-01")
         serving = threading.Thread(
-            target=serve, args=(link, device.worker.benches(), device.folder, "pi-01"),
+            target=serve, args=(link, device.worker.executors(), device.folder, "pi-01"),
             kwargs={"worker": device.worker, "stop": stop, "say": said.append},
         )  # fmt: skip
         serving.start()

@@ -55,10 +55,10 @@ class Attacked:
             here.folder / "device",
         )
         self.folder.mkdir()
-        self.gate = gate = AdmissionController(policy, self.folder)
-        link = here.link("pi-1", is_wanted=wanted(gate, [task]), min_free=lambda: gate.min_free_bytes)
+        self.admission = admission = AdmissionController(policy, self.folder)
+        link = here.link("pi-1", is_wanted=wanted(admission, [task]), min_free=lambda: admission.min_free_bytes)
         self.downloads = here.folder / "clients" / "pi-1" / "downloads"
-        said: dict[str, Any] = {"say": self.said.append, "stop": self.stop, "gate": gate}
+        said: dict[str, Any] = {"say": self.said.append, "stop": self.stop, "gate": admission}
         self.thread = threading.Thread(target=serve, args=(link, [task], self.folder, "pi-1"), kwargs=said)
         self.thread.start()
         polled(here.fleet, ClientConnected)
@@ -132,7 +132,7 @@ def test_a_million_million_steps_end_at_the_owners_limit(here: Place) -> None:
         failure = device.assign(device.honest.assign(1, work=Work(10**12, 8)))
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
-        device.gate.renew(Policy())
+        device.admission.renew(Policy())
         assert isinstance(device.assign(device.honest.assign(2)), ReplyHeader)
 
 
@@ -242,7 +242,7 @@ def test_a_disk_that_would_be_too_full_takes_no_model_and_no_answer(here: Place)
         kind, text = refused(device.assign(device.honest.assign(1)))
         assert kind == "disk"
         assert text.startswith(f"min_free_disk_mb = {2**40}: ")
-        device.gate.renew(Policy(min_free_disk_mb=0))
+        device.admission.renew(Policy(min_free_disk_mb=0))
         assert isinstance(device.assign(device.honest.assign(2)), ReplyHeader)
 
 

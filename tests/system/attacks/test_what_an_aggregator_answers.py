@@ -176,13 +176,13 @@ def test_no_plan_costs_a_device_more_than_a_moment_and_little_memory(tmp_path: P
     }  # fmt: skip
     data = dumped(raw).replace(b'"@"', PLANS[name]().encode())
     assert len(data) <= MAX_HEADER_BYTES
-    gate = AdmissionController(None, tmp_path)
+    admission = AdmissionController(None, tmp_path)
 
     def take() -> None:
         with contextlib.suppress(BadPayload, CannotReply):  # the message is refused, or the assignment
             assignment = assignment_from_bytes(data)
-            assert not gate.wanted(assignment)
-            gate.admit(assignment)
+            assert not admission.wanted(assignment)
+            admission.admit(assignment)
 
     began = time.process_time()
     take()
@@ -194,7 +194,7 @@ def test_no_plan_costs_a_device_more_than_a_moment_and_little_memory(tmp_path: P
     finally:
         tracemalloc.stop()
     assert peak < MAX_MB * MB, f"{peak / MB:.0f} MB"
-    assert not gate.plans.digests and not list(tmp_path.glob("plans/*")), "none is kept for good"
+    assert not admission.plans.digests and not list(tmp_path.glob("plans/*")), "none is kept for good"
 
 
 def test_honest_plans_of_many_devices_are_read() -> None:

@@ -49,10 +49,10 @@ def evaluate(
         worker = Worker([task], Interpreter(None, folder), device=device, threads=threads)
         try:
             worker.describe()
-            (bench,) = worker.benches()
+            (executor,) = worker.executors()
             client = ClientInfo(data=data.absolute() if data else None, device=device)
-            following = Following(store, where, bench, client)
-            only = required(store.run(run_id), bench.name).run_id if run_id else ""
+            following = Following(store, where, executor, client)
+            only = required(store.run(run_id), executor.name).run_id if run_id else ""
             while True:
                 look()
                 found = following.step(only)
@@ -85,8 +85,8 @@ def required(run: RunRow, task: str) -> RunRow:
 class Following:
     """Follows the runs of one task and evaluates their versions."""
 
-    def __init__(self, store: Store, home: AggregatorHome, bench: SubprocessExecutor, client: ClientInfo) -> None:
-        self._store, self._home, self._bench, self._client = store, home, bench, client
+    def __init__(self, store: Store, home: AggregatorHome, executor: SubprocessExecutor, client: ClientInfo) -> None:
+        self._store, self._home, self._executor, self._client = store, home, executor, client
         self._newest: dict[str, int] = {}  # run -> the newest version that was evaluated or cannot be
 
     def step(self, only: str = "") -> bool:
@@ -98,7 +98,7 @@ class Following:
         from thinwire.core.events import ENDED
 
         open_ = run.status not in (*ENDED, "preparing") and run.deleted_at is None and run.source == "devices"
-        return open_ and run.task == self._bench.name and run.plan["run"]["evaluate"] == "holdout"
+        return open_ and run.task == self._executor.name and run.plan["run"]["evaluate"] == "holdout"
 
     def _evaluate(self, run: RunRow) -> bool:
         """Evaluate the oldest version of a run that is due, and leave the result for the service."""
@@ -126,7 +126,7 @@ class Following:
                 continue  # it is not kept any more
             try:
                 metrics, histograms = evaluate_model(
-                    self._bench, plan, self._client, model.params, model.buffers, model.row.counters
+                    self._executor, plan, self._client, model.params, model.buffers, model.row.counters
                 )
             except CannotReply as error:
                 console.note(f"{run.run_id} version {version}: {error.kind}: {error}")

@@ -103,33 +103,35 @@ def begin(device: Device) -> int:
         key = device_key(folder)
         secure = secure_identity(key, pinned)
         ledger = DeviceLedger(folder, hashlib.sha256(secure.public_key).hexdigest())
-        benches = worker.benches()
+        executors = worker.executors()
 
         def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
-            size = next(b.layout.model_size for b in benches if b.name == assignment.task)
+            size = next(b.layout.model_size for b in executors if b.name == assignment.task)
             selected = assignment.secure.selected if assignment.secure else 1
             return spending(plan, noised_dimensions(plan, size), selected)
 
         account = Account(ledger, lambda task: DataSet.of(device.dataset, data, task), release)
-        gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account)
+        admission = AdmissionController(
+            first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account
+        )
         link = HttpsLink(
-            url, key, device.name, folder, trust, clock=clock, is_wanted=wanted(gate, benches),
-            min_free=lambda: gate.min_free_bytes, booked=ledger.reported,
+            url, key, device.name, folder, trust, clock=clock, is_wanted=wanted(admission, executors),
+            min_free=lambda: admission.min_free_bytes, booked=ledger.reported,
         )  # fmt: skip
         return serve(
             StatusReporter(link, folder),
-            benches,
+            executors,
             folder,
             device.name,
             client=client,
             say=Logbook(folder, console.line),
             once=device.once,
-            gate=gate,
+            admission=admission,
             worker=worker,
             reload=reload,
             reread=policy,
             has=DeviceInfoProbe(
-                lambda: gate.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]
+                lambda: admission.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]
             ),
             secure=secure,
         )

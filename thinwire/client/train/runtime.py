@@ -294,7 +294,7 @@ class TaskRuntime:
     @task_code()
     def do(
         self,
-        order: TrainRequest,
+        request: TrainRequest,
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
@@ -307,31 +307,31 @@ class TaskRuntime:
         Evaluation precedes training, so its metrics are those of the given model. Raise `Cancelled` and `NotFinite`;
         errors of the task's code pass through.
         """
-        shared, own = self.places.split(order.personal)
-        if order.first:
-            first = first_model(self.task, order.key.a, order.personal)
+        shared, own = self.places.split(request.personal)
+        if request.first:
+            first = first_model(self.task, request.key.a, request.personal)
             return TrainResult(params=first.params, buffers=first.buffers, counters=first.counters)
-        if order.shift is not None and order.personal:
-            order = replace(order, shift=self._with_zeros(order.shift, order.personal))
-        kept = self._made_here(order.personal) if order.kept is None and order.personal else order.kept
+        if request.shift is not None and request.personal:
+            request = replace(request, shift=self._with_zeros(request.shift, request.personal))
+        kept = self._made_here(request.personal) if request.kept is None and request.personal else request.kept
         received = clock.now()
-        until = None if order.within_s is None else received + order.within_s
-        partial = None if until is None else TimeBudget(until, order.local.min_steps, clock)
+        until = None if request.within_s is None else received + request.within_s
+        partial = None if until is None else TimeBudget(until, request.local.min_steps, clock)
         trainer = None
-        if order.train:  # made before any data are read: it refuses keys that nothing carries out
-            given = self.device, order.schedule, partial, clock, order.shift, order.personal, order.may_diverge
-            trainer = TorchTrainer(self.task, order.local, *given)
+        if request.train:  # made before any data are read: it refuses keys that nothing carries out
+            given = self.device, request.schedule, partial, clock, request.shift, request.personal, request.may_diverge
+            trainer = TorchTrainer(self.task, request.local, *given)
         split, done = self.split(client), TrainResult()
-        module = self.set_up(params, buffers, order.counters, order.personal, kept)
+        module = self.set_up(params, buffers, request.counters, request.personal, kept)
         begun = clock.now()
         done.load_s = begun - received
-        if order.measure and split.test is not None:
+        if request.measure and split.test is not None:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
             whole, done.histograms = whole_set(module, self.task, split.test, done.sums)
             done.sums.update(numbers(whole))
-            if order.train:
-                module = self._filled(params, buffers, order.counters, order.personal, kept)
+            if request.train:
+                module = self._filled(params, buffers, request.counters, request.personal, kept)
         done.measure_s = clock.now() - begun
         if trainer is not None:
             begun = clock.now()
@@ -339,26 +339,26 @@ class TaskRuntime:
             def progress(at: int, total: int) -> None:
                 tell("train", at, total)
 
-            if order.private is not None:
+            if request.private is not None:
                 trained = train_privately(
-                    trainer, module, split.train, order.private, self.secrets, progress, cancelled
+                    trainer, module, split.train, request.private, self.secrets, progress, cancelled
                 )
             else:
                 own_loop = self.task.optional("train") is not None
                 context = Context(
-                    order.local, order.round, order.version, client.name,
-                    copied(order.state, order.max_state_bytes) if own_loop else {}, order.may_report,
+                    request.local, request.round, request.version, client.name,
+                    copied(request.state, request.max_state_bytes) if own_loop else {}, request.may_report,
                 )  # fmt: skip
-                trained = trainer.train(module, split.train, order.work, order.key, progress, cancelled, context)
+                trained = trainer.train(module, split.train, request.work, request.key, progress, cancelled, context)
                 if own_loop:
-                    done.reported, done.state = context.metrics, copied(context.state, order.max_state_bytes)
+                    done.reported, done.state = context.metrics, copied(context.state, request.max_state_bytes)
             done.examples, done.steps, done.a, done.loss, done.planned = trained
             done.params = tensors.read(module, shared)
             done.buffers = tensors.read_buffers(module, shared)
-            done.kept = tensors.read_kept(module, own) if order.personal else None
+            done.kept = tensors.read_kept(module, own) if request.personal else None
             done.counters = tensors.read_counters(module, self.places)
             done.train_s = clock.now() - begun
-        self.require_unchanged("evaluation" if not order.train else self._trains)
+        self.require_unchanged("evaluation" if not request.train else self._trains)
         return done
 
 

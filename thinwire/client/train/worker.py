@@ -72,7 +72,7 @@ class WorkerLoop:
 
     def __init__(self, wire: FramedSocket, secrets: Callable[[], Secrets] | None = None) -> None:
         self.wire, self.device, self.secrets = wire, "cpu", secrets
-        self.benches: dict[str, TaskRuntime] = {}
+        self.runtimes: dict[str, TaskRuntime] = {}
         self._poll = select.poll()
         self._poll.register(wire.sock.fileno(), select.POLLIN)
 
@@ -107,27 +107,27 @@ class WorkerLoop:
             except Wrong as wrong:
                 found.append({"spec": spec, "wrong": _wrong(wrong)})
                 continue
-            self.benches[task.name] = bench = TaskRuntime(task, self.device, self.secrets)
-            found.append({"spec": spec, **_described(bench, task)})
+            self.runtimes[task.name] = runtime = TaskRuntime(task, self.device, self.secrets)
+            found.append({"spec": spec, **_described(runtime, task)})
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         return {"loaded": found, "device": self.device, "versions": versions}
 
     def work(self, header: Mapping[str, Any]) -> None:
         """Execute one request and send its result, its failure or its cancellation."""
-        bench, number = self.benches[header["task"]], header["id"]
-        order, client = (
+        runtime, number = self.runtimes[header["task"]], header["id"]
+        request, client = (
             TrainRequest.from_json(header["order"]),
             replace(_client_info(header["client"]), device=self.device),
         )
-        places, began = bench.places, time.monotonic()
+        places, began = runtime.places, time.monotonic()
         given = ["params", *(name for name in ("buffers", "shift", "kept") if header[name])]
-        shared, own = places.split(order.personal)
+        shared, own = places.split(request.personal)
         size_of = {"buffers": shared.buffer_size, "kept": own.size + own.buffer_size}
         sizes = [size_of.get(name, shared.size) for name in given]
         vectors = dict(zip(given, self.wire.vectors(header, sizes)))
-        state = self.wire.arrays(header, order.max_state_bytes) or {}
+        state = self.wire.arrays(header, request.max_state_bytes) or {}
         receive_s, told_at = time.monotonic() - began, 0.0
-        order = replace(order.after(receive_s), shift=vectors.get("shift"), kept=vectors.get("kept"), state=state)
+        request = replace(request.after(receive_s), shift=vectors.get("shift"), kept=vectors.get("kept"), state=state)
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal told_at
@@ -137,13 +137,13 @@ class WorkerLoop:
                 self.wire.send({"told": [what, done, total]})
 
         try:
-            done = bench.do(
-                order, client, vectors["params"], vectors.get("buffers"), tell, lambda: self._cancelled(number)
+            done = runtime.do(
+                request, client, vectors["params"], vectors.get("buffers"), tell, lambda: self._cancelled(number)
             )
         except Cancelled:
             self.wire.send({"cancelled": number})
         except Exception as error:  # the task's code may raise anything; the client replies with it
-            self.wire.send({"failed": _failed(error, bench.task.file)})
+            self.wire.send({"failed": _failed(error, runtime.task.file)})
         else:
             done.load_s += receive_s
             trained = [vector for vector in (done.params, done.buffers, done.kept) if vector is not None]
@@ -158,15 +158,15 @@ class WorkerLoop:
         return False
 
 
-def _described(bench: TaskRuntime, task: LoadedTask) -> dict[str, Any]:
+def _described(runtime: TaskRuntime, task: LoadedTask) -> dict[str, Any]:
     """Describe a task: its version, source and layout, or the place of the error that `model()` raised."""
     told: dict[str, Any] = {
         "name": task.name, "version": task.version, "source_digest": task.source_digest, "file": task.file,
         "layout": None, "error": "", "left_out": "",
     }  # fmt: skip
     try:
-        told["layout"] = bench.places.to_json()
-        told["left_out"] = bench.left_out
+        told["layout"] = runtime.places.to_json()
+        told["left_out"] = runtime.left_out
     except Exception as error:  # model() may raise anything; another task of this device may work
         told["error"] = place(error, task.file)
         traceback.print_exc()

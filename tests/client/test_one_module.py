@@ -1,4 +1,4 @@
-"""Law: what an order gives depends on nothing that an order before it left behind in the module."""
+"""Law: what a request gives depends on nothing that a request before it left behind in the module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A, B = ClientInfo("a"), ClientInfo("b")
 class Net(nn.Module):
     """A little of everything that a module may hold."""
 
-    request: torch.Tensor
+    order: torch.Tensor
     turn: torch.Tensor
     scratch: torch.Tensor
     kept: torch.Tensor
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = (
-            (self.base(inputs[:, self.request]) * self.turn).real * self.scratch * self.table * self.kept
+            (self.base(inputs[:, self.order]) * self.turn).real * self.scratch * self.table * self.kept
         )
         found = self.drop(self.norm(found)) * self.scale * sum(self.seen)
         noise = torch.rand((), generator=self.generator)
@@ -117,7 +117,7 @@ def test_what_training_leaves_in_the_module_does_not_reach_the_next_client(spoil
 CHANGED: dict[str, Callable[[Any], object]] = {
     "frozen tensor base.weight": lambda model: model.base.weight.data.add_(1.0),
     "frozen tensor base.bias": lambda model: setattr(model.base, "bias", nn.Parameter(torch.ones(4))),
-    "integer buffer order": lambda model: model.request.copy_(model.request.flip(0)),
+    "integer buffer order": lambda model: model.order.copy_(model.order.flip(0)),
     "complex buffer turn": lambda model: setattr(model, "turn", model.turn * 2),
 }
 
@@ -130,7 +130,7 @@ def test_a_change_that_would_be_lost_is_refused_by_its_name_and_does_not_reach_t
     assert bits(do(runtime, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
-def test_what_an_order_changed_before_it_was_withdrawn_does_not_reach_the_next_client() -> None:
+def test_what_a_request_changed_before_it_was_withdrawn_does_not_reach_the_next_client() -> None:
     runtime = spoiled_by(CHANGED["frozen tensor base.weight"])
     calls = iter(range(10))
     with pytest.raises(Cancelled):
@@ -140,7 +140,7 @@ def test_what_an_order_changed_before_it_was_withdrawn_does_not_reach_the_next_c
 
 
 @pytest.mark.parametrize("name", ["scratch", "table", "kept"])
-def test_a_tensor_that_stands_in_the_graph_of_the_order_before_stands_in_none(name: str) -> None:
+def test_a_tensor_that_stands_in_the_graph_of_the_request_before_stands_in_none(name: str) -> None:
     def spoil(model: Any) -> None:
         with torch.enable_grad():
             getattr(model, name).add_(model.out.bias.sum())
@@ -162,7 +162,7 @@ def test_a_train_of_the_tasks_own_is_named_where_it_changes_a_frozen_tensor() ->
 
 def test_several_changed_tensors_are_named_up_to_three() -> None:
     def spoil(model: Any) -> None:
-        for tensor in (model.base.weight, model.base.bias, model.request, model.turn):
+        for tensor in (model.base.weight, model.base.bias, model.order, model.turn):
             tensor.data.zero_()
 
     said = (

@@ -20,9 +20,9 @@ def device(home: Path) -> Device:
     made = Device(home / "aggregator-side", FEDPER)
     made.home = client_home(home, "pi-01")
     for run in (RUN, "small-2"):
-        made.answer(made.session(made.home), made.assign(1, run=run))
+        made.answer(made.handler(made.home), made.assign(1, run=run))
         if run == RUN:
-            made.session(made.home).stop(made.assign(2, kind="stop", run=run).assignment, made.said.append)
+            made.handler(made.home).stop(made.assign(2, kind="stop", run=run).assignment, made.said.append)
     return made
 
 

@@ -1,4 +1,4 @@
-"""One model for many sessions: read and decoded once, and otherwise as each of them would read it."""
+"""One model for many handlers: read and decoded once, and otherwise as each of them would read it."""
 
 from __future__ import annotations
 

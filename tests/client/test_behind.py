@@ -90,28 +90,28 @@ def test_an_assignment_that_does_not_overlap_waits_until_all_is_sent(tmp_path: P
 
 def test_jobs_run_in_order_and_the_first_error_ends_them() -> None:
     done, heard = list[int](), list[Exception]()
-    behind = BackgroundSender(heard.append, threading.Event())
+    sender = BackgroundSender(heard.append, threading.Event())
 
     def refused() -> None:
         raise Refused("no")
 
-    behind.put(lambda: done.append(1))
-    behind.put(refused)
-    behind.put(lambda: done.append(2))
-    assert behind.drained()
-    behind.close(WAIT_S)
+    sender.put(lambda: done.append(1))
+    sender.put(refused)
+    sender.put(lambda: done.append(2))
+    assert sender.drained()
+    sender.close(WAIT_S)
     assert (done, [str(error) for error in heard]) == ([1], ["no"])
 
 
 def test_who_waits_is_let_go_when_the_program_ends() -> None:
     ending, gate = threading.Event(), threading.Event()
-    behind = BackgroundSender(lambda error: None, ending)
+    sender = BackgroundSender(lambda error: None, ending)
 
     def held() -> None:
         gate.wait(WAIT_S)
 
-    behind.put(held)
+    sender.put(held)
     ending.set()
-    assert not behind.drained()
+    assert not sender.drained()
     gate.set()
-    behind.close(WAIT_S)
+    sender.close(WAIT_S)

@@ -59,23 +59,23 @@ def test_with_ef21_the_residual_is_the_reference():
 
 def test_with_ef21_a_reference_of_an_earlier_assignment_begins_again_and_what_was_sent_of_it_counts_no_more(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
-    session = aggregator.session()
+    handler = aggregator.handler()
     for number in (1, 2):
-        assert isinstance(aggregator.answer(session, aggregator.assign(number))[0], ReplyHeader)
-    _, bundle = aggregator.answer(session, aggregator.assign(3, outcomes=[(1, "dropped")], references_from=3))
+        assert isinstance(aggregator.answer(handler, aggregator.assign(number))[0], ReplyHeader)
+    _, bundle = aggregator.answer(handler, aggregator.assign(3, outcomes=[(1, "dropped")], references_from=3))
     fresh = Aggregator(tmp_path / "fresh", task_of(), aggregator.plan)
-    _, expected = fresh.answer(fresh.session(), fresh.assign(3))
+    _, expected = fresh.answer(fresh.handler(), fresh.assign(3))
     assert bundle.read_bytes() == expected.read_bytes()
-    state = session.kept[RUN][1]
+    state = handler.kept[RUN][1]
     assert (state.references_from, [entry.round for entry in state.outbox]) == (3, [3])
-    aggregator.answer(session, aggregator.assign(4, references_from=3))
-    assert [entry.round for entry in session.kept[RUN][1].outbox] == [3, 4]
+    aggregator.answer(handler, aggregator.assign(4, references_from=3))
+    assert [entry.round for entry in handler.kept[RUN][1].outbox] == [3, 4]
 
 
 def test_with_ef21_a_device_that_lost_what_it_sent_says_so_and_does_not_begin_again(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
-    session = aggregator.session()
-    session.welcomed({RUN: 3})
-    reply, bundle = aggregator.answer(session, aggregator.assign())
+    handler = aggregator.handler()
+    handler.welcomed({RUN: 3})
+    reply, bundle = aggregator.answer(handler, aggregator.assign())
     assert isinstance(reply, Failure)
     assert (reply.kind, bundle) == ("state-lost", None)

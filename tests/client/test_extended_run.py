@@ -17,17 +17,17 @@ def test_the_device_begins_with_residual_0_and_goes_on_with_its_sequence(tmp_pat
     site = Aggregator(tmp_path / "site", task_of(), plan_of(codec="topk(0.2) > int8", feedback="classic"))
     alone = Aggregator(tmp_path / "alone", site.task, site.plan)
 
-    def train(aggregator: Aggregator, session: Any, number: int, **more: Any) -> tuple[Any, bytes]:
-        header, bundle = aggregator.answer(session, aggregator.assign(number, **more))
+    def train(aggregator: Aggregator, handler: Any, number: int, **more: Any) -> tuple[Any, bytes]:
+        header, bundle = aggregator.answer(handler, aggregator.assign(number, **more))
         return header, bundle.read_bytes()
 
-    session = site.session()
-    first, _ = train(site, session, 1)
+    handler = site.handler()
+    first, _ = train(site, handler, 1)
     if told:
-        session.stop(site.assign(1, "stop", outcomes=[(1, "aggregated")]).assignment, site.said.append)
-        session = site.session()
-    later, sent = train(site, session, FROM, references_from=FROM)
-    fresh, as_new = train(alone, alone.session(), FROM, references_from=FROM)
+        handler.stop(site.assign(1, "stop", outcomes=[(1, "aggregated")]).assignment, site.said.append)
+        handler = site.handler()
+    later, sent = train(site, handler, FROM, references_from=FROM)
+    fresh, as_new = train(alone, alone.handler(), FROM, references_from=FROM)
     assert (first.update_id.sequence, later.update_id.sequence) == (1, 2)
     assert (later.lost, fresh.lost) == ("", "")
     assert later.residual_norm == fresh.residual_norm

@@ -19,9 +19,9 @@ def assigned(folder: Path, text: str = "") -> Aggregator:
     return Aggregator(folder, task_of(), plan_of(text, codec="topk(0.2) > int8", feedback="classic"))
 
 
-def given(aggregator: Aggregator, **session: Any) -> tuple[AssignmentHandler, ReplyHeader]:
-    """The session that has answered, and the answer."""
-    made = aggregator.session(**session)
+def given(aggregator: Aggregator, **handler: Any) -> tuple[AssignmentHandler, ReplyHeader]:
+    """The handler that has answered, and the answer."""
+    made = aggregator.handler(**handler)
     delivery = aggregator.assign(
         0, kind="init", assignment_id=f"{RUN}.init.pi-01", base_version=0, parts=(), base_digest=""
     )
@@ -39,14 +39,14 @@ def test_a_client_that_starts_again_sends_it_again_until_it_has_arrived_and_neve
     tmp_path: Path, text: str
 ) -> None:
     aggregator = assigned(tmp_path, text)
-    session, header = given(aggregator)
-    session.save(aggregator.said.append)
-    ((again, bundle),) = aggregator.session().unsent()
+    handler, header = given(aggregator)
+    handler.save(aggregator.said.append)
+    ((again, bundle),) = aggregator.handler().unsent()
     assert again == header and bundle is not None and bundle.stat().st_size == header.payload_bytes
-    session.delivered(header, upload_s=1.0)
-    session.save(aggregator.said.append)
-    assert session.unsent() == [] and on_disk(aggregator) == []
-    restarted = aggregator.session()
+    handler.delivered(header, upload_s=1.0)
+    handler.save(aggregator.said.append)
+    assert handler.unsent() == [] and on_disk(aggregator) == []
+    restarted = aggregator.handler()
     assert restarted.unsent() == []
     later, _ = aggregator.answer(restarted, aggregator.assign())
     assert later.update_id.sequence == header.update_id.sequence + 1, "no id is used twice"
@@ -55,10 +55,10 @@ def test_a_client_that_starts_again_sends_it_again_until_it_has_arrived_and_neve
 def test_one_that_arrived_before_the_client_could_note_it_is_sent_once_more(tmp_path: Path) -> None:
     aggregator = assigned(tmp_path)
     _, header = given(aggregator)  # it is killed here: what it pushed it does not know
-    restarted = aggregator.session()
+    restarted = aggregator.handler()
     ((again, _),) = restarted.unsent()
     restarted.delivered(again)
-    assert again == header and aggregator.session().unsent() == []
+    assert again == header and aggregator.handler().unsent() == []
 
 
 def test_on_a_full_disk_it_goes_with_the_next_commit(tmp_path: Path) -> None:
@@ -69,22 +69,22 @@ def test_on_a_full_disk_it_goes_with_the_next_commit(tmp_path: Path) -> None:
             raise DataLost("the disk is full")
         write_atomically(path, data)
 
-    session, header = given(aggregator, write=write)
+    handler, header = given(aggregator, write=write)
     full.append(True)
-    session.delivered(header)
+    handler.delivered(header)
     full.clear()
-    assert aggregator.session().unsent() != [], "as far as the disk knows"
-    aggregator.answer(session, aggregator.assign())
-    assert [entry.file for entry in session.kept[RUN][1].outbox] == on_disk(aggregator)
-    assert all(sent.assignment_id != header.assignment_id for sent, _ in aggregator.session().unsent())
+    assert aggregator.handler().unsent() != [], "as far as the disk knows"
+    aggregator.answer(handler, aggregator.assign())
+    assert [entry.file for entry in handler.kept[RUN][1].outbox] == on_disk(aggregator)
+    assert all(sent.assignment_id != header.assignment_id for sent, _ in aggregator.handler().unsent())
 
 
 def test_it_goes_into_no_residual_whatever_is_said_of_it(tmp_path: Path) -> None:
     aggregator, calm = assigned(tmp_path / "told"), assigned(tmp_path / "calm")
-    session, header = given(aggregator)
-    heard, told = aggregator.answer(session, aggregator.assign(outcomes=[(header.update_id.sequence, "dropped")]))
+    handler, header = given(aggregator)
+    heard, told = aggregator.answer(handler, aggregator.assign(outcomes=[(header.update_id.sequence, "dropped")]))
     other, _ = given(calm)
     unheard, untold = calm.answer(other, calm.assign())
     assert told.read_bytes() == untold.read_bytes() and heard.residual_norm == unheard.residual_norm
-    after, before = (one.kept[RUN][1].residual for one in (session, other))
+    after, before = (one.kept[RUN][1].residual for one in (handler, other))
     assert after is not None and before is not None and np.array_equal(after, before)

@@ -145,7 +145,7 @@ def test_one_id_does_not_buy_a_second_answer(tmp_path):
         device.rule(1, outcomes=[(1, "aggregated"), (2, "aggregated")], assignment_id="a-2") == ""
     )  # the answer that is there
     device.start()
-    device.session.stop(device.aggregator.assign(3, "stop").assignment, print)
+    device.handler.stop(device.aggregator.assign(3, "stop").assignment, print)
     assert device.rule(1, assignment_id="a-2") == "rounds_a_day"
 
 
@@ -168,8 +168,8 @@ def test_an_assignment_that_was_withdrawn_is_counted_again(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
     delivery = device.aggregator.assign(1)
     with pytest.raises(Cancelled):
-        device.session.answer(delivery, lambda: True, print)
-    device.session.withdrawn(delivery.assignment)
+        device.handler.answer(delivery, lambda: True, print)
+    device.handler.withdrawn(delivery.assignment)
     assert device.rule(1) == "rounds_a_day"
 
 
@@ -202,14 +202,14 @@ def test_an_attempt_that_a_restart_cut_off_is_free_three_times_and_then_counts(t
 def test_an_overlapping_assignment_that_comes_again_while_its_answer_is_made_does_not_end_it(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1), text="[local.overlap]\nmax_delay = 1\n")
     delivery = device.aggregator.assign(1)
-    begun = device.session.begin(delivery, lambda: False, print)
+    begun = device.handler.begin(delivery, lambda: False, print)
     assert isinstance(begun, Begun)
     with pytest.raises(Cancelled):
-        device.session.begin(delivery, lambda: False, print)
-    device.session.withdrawn(delivery.assignment)
+        device.handler.begin(delivery, lambda: False, print)
+    device.handler.withdrawn(delivery.assignment)
     kept = json.loads(device.counts.read_text())
     assert (kept["open"], kept["ended"]) == ({"train": [key_of(delivery.assignment)]}, {})
-    assert isinstance(device.session.finish(begun)[0], ReplyHeader)
+    assert isinstance(device.handler.finish(begun)[0], ReplyHeader)
     kept = json.loads(device.counts.read_text())
     assert (kept["open"], kept["ended"]) == ({"train": []}, {"train": 1})
 

@@ -96,7 +96,7 @@ def test_work_under_way_ends_with_the_hours(tmp_path: Path) -> None:
         device.at += timedelta(minutes=7)
         return cross_entropy(model, batch)
 
-    device.session.executor.task.module.loss = loss  # type: ignore[attr-defined]  # a test has its executor in this process
+    device.handler.executor.task.module.loss = loss  # type: ignore[attr-defined]  # a test has its executor in this process
     assert device.rule(1, work=Work(10**6, 8)) == "hours"
     assert max(steps) < NOON + timedelta(hours=1)
 

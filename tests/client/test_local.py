@@ -63,7 +63,7 @@ def test_a_device_whose_own_train_would_not_do_it_fails_the_assignment_before_it
     read: list[Any] = []
     task = task_of(train=lambda model, data, context: 3, data=read.append)
     aggregator = Aggregator(tmp_path, task, plan_of(f"{key} = {OTHER[key]!r}"))
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    failure, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert isinstance(failure, Failure)
     assert failure.kind == "task-error"
     assert failure.text.startswith(f"[local] {key} = ")

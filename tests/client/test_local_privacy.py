@@ -124,7 +124,7 @@ def test_a_model_that_some_record_drives_to_infinity_gets_a_noised_update_as_any
 ) -> None:
     """An aggregator chooses the model: whether training fails would tell it how large a record is, without noise."""
     device, params = Local(tmp_path), np.full(LAYOUT.size, weight, np.float32)
-    reply, file = device.aggregator.answer(device.session, device.aggregator.assign(1, codec="identity", params=params))
+    reply, file = device.aggregator.answer(device.handler, device.aggregator.assign(1, codec="identity", params=params))
     assert isinstance(reply, ReplyHeader) and file is not None
     assert len(device.ledger.bookings) == 1
     sent = np.frombuffer(file.read_bytes()[-4 * LAYOUT.model_size :], np.float32)
@@ -144,7 +144,7 @@ def test_an_update_is_zeros_if_it_or_its_loss_alone_is_not_finite(value: float, 
 def test_a_reply_is_booked_before_the_data_are_read_and_has_nothing_but_the_noised_update(tmp_path: Path) -> None:
     device = Local(tmp_path)
     delivery = device.aggregator.assign(1, codec="identity")
-    reply, file = device.aggregator.answer(device.session, delivery)
+    reply, file = device.aggregator.answer(device.handler, delivery)
     assert isinstance(reply, ReplyHeader)
     assert (device.lines_at_read, without_facts(reply)) == (1, reply)
     assert [part.name for part in reply.parts] == ["frame/0"]
@@ -157,14 +157,14 @@ def test_a_reply_is_booked_before_the_data_are_read_and_has_nothing_but_the_nois
     (line,) = device.ledger.bookings
     assert Release.from_json(line.release) == noise.release
     assert (line.population, line.round) == ("small", 1)
-    assert device.aggregator.answer(device.session, delivery) == (reply, file), "the same bytes again"
+    assert device.aggregator.answer(device.handler, delivery) == (reply, file), "the same bytes again"
     assert len(device.ledger.bookings) == 1
 
 
 def test_no_number_of_the_update_before_its_noise_is_kept(tmp_path: Path) -> None:
     device = Local(tmp_path, text="[uplink]\ncodec = 'topk(0.5)'\nfeedback = 'none'")
     assert device.rule(1, codec="topk(0.5)") == ""
-    _, state = device.session.kept.opened("small-1", print, "")
+    _, state = device.handler.kept.opened("small-1", print, "")
     assert (state.residual, state.momentum, state.memory, state.pending) == (None, None, {}, {})
 
 

@@ -23,24 +23,24 @@ def device(folder: Path, **uplink: str) -> Aggregator:
 
 
 def answered(
-    aggregator: Aggregator, session: AssignmentHandler, number: int, kind: str = "train"
+    aggregator: Aggregator, handler: AssignmentHandler, number: int, kind: str = "train"
 ) -> tuple[ReplyHeader, bytes]:
-    header, bundle = aggregator.answer(session, aggregator.assign(number, kind=kind))
+    header, bundle = aggregator.answer(handler, aggregator.assign(number, kind=kind))
     return header, bundle.read_bytes() if bundle else b""
 
 
 def fresh_bytes(folder: Path, number: int) -> bytes:
     """What a device that never had a residual answers."""
     fresh = device(folder)
-    return answered(fresh, fresh.session(), number)[1]
+    return answered(fresh, fresh.handler(), number)[1]
 
 
 def lose(aggregator: Aggregator, how: str) -> AssignmentHandler:
     """A process that finds its state so, after three answers of which the aggregator has seen all."""
     runs, copy = aggregator.folder / "device" / "runs" / RUN, aggregator.folder / "copy"
-    session = aggregator.session()
+    handler = aggregator.handler()
     for number in (1, 2, 3):
-        answered(aggregator, session, number)
+        answered(aggregator, handler, number)
         if number == 2:
             shutil.copytree(runs, copy)
     if how == "damaged":
@@ -49,7 +49,7 @@ def lose(aggregator: Aggregator, how: str) -> AssignmentHandler:
         shutil.rmtree(runs)
     if how == "older":
         shutil.copytree(copy, runs)
-    again = aggregator.session()
+    again = aggregator.handler()
     again.welcomed({RUN: 3})
     return again
 
@@ -57,28 +57,28 @@ def lose(aggregator: Aggregator, how: str) -> AssignmentHandler:
 @pytest.mark.parametrize("how", ["missing", "older", "damaged"])
 def test_it_begins_at_zero_above_what_was_seen_and_tells_so_once(tmp_path, how):
     aggregator = device(tmp_path / "lost")
-    session = lose(aggregator, how)
-    assert session.unsent(aggregator.said.append) == []
-    header, body = answered(aggregator, session, 4)
+    handler = lose(aggregator, how)
+    assert handler.unsent(aggregator.said.append) == []
+    header, body = answered(aggregator, handler, 4)
     assert (header.lost, header.update_id.sequence) == (how, 4)
     assert body == fresh_bytes(tmp_path / "fresh", 4), "it begins with no residual"
-    assert answered(aggregator, session, 5)[0].lost == ""
+    assert answered(aggregator, handler, 5)[0].lost == ""
 
 
 def test_it_is_told_by_the_first_update_also_when_another_process_makes_that(tmp_path):
     aggregator = device(tmp_path)
-    session = lose(aggregator, "older")
-    assert answered(aggregator, session, 4, kind="evaluate")[0].lost == ""
-    again = aggregator.session()
+    handler = lose(aggregator, "older")
+    assert answered(aggregator, handler, 4, kind="evaluate")[0].lost == ""
+    again = aggregator.handler()
     again.welcomed({RUN: 4})
     assert answered(aggregator, again, 5)[0].lost == "older"
-    assert answered(aggregator, aggregator.session(), 6)[0].lost == ""
+    assert answered(aggregator, aggregator.handler(), 6)[0].lost == ""
 
 
 def test_who_has_sent_nothing_that_this_disk_does_not_know_has_lost_nothing(tmp_path):
     aggregator = device(tmp_path)
-    header, _ = answered(aggregator, aggregator.session(), 1)
-    again = aggregator.session()
+    header, _ = answered(aggregator, aggregator.handler(), 1)
+    again = aggregator.handler()
     again.welcomed({RUN: 1})
     assert again.unsent()[0][0] == header
     assert answered(aggregator, again, 2)[0].lost == ""
@@ -86,15 +86,15 @@ def test_who_has_sent_nothing_that_this_disk_does_not_know_has_lost_nothing(tmp_
 
 def test_what_was_not_saved_before_a_kill_is_told(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of('durability = "exit"', **SPARSE))
-    answered(aggregator, aggregator.session(), 1)
-    assert answered(aggregator, aggregator.session(), 2)[0].lost == "unsaved"
+    answered(aggregator, aggregator.handler(), 1)
+    assert answered(aggregator, aggregator.handler(), 2)[0].lost == "unsaved"
 
 
 def test_with_ef21_a_device_whose_state_is_older_does_not_take_part(tmp_path):
     aggregator = device(tmp_path, codec="topk(0.2)", feedback="ef21")
-    session = lose(aggregator, "older")
-    answered(aggregator, session, 4, kind="evaluate")  # which makes its number the newest
-    again = aggregator.session()
+    handler = lose(aggregator, "older")
+    answered(aggregator, handler, 4, kind="evaluate")  # which makes its number the newest
+    again = aggregator.handler()
     again.welcomed({RUN: 4})
     reply, _ = aggregator.answer(again, aggregator.assign(5))
     assert isinstance(reply, Failure)

@@ -21,71 +21,71 @@ def without_state(other: Other, seen: int) -> AssignmentHandler:
     runs = other.folder / "device" / "runs"
     if runs.exists():
         shutil.rmtree(runs)
-    session = other.session()
-    session.welcomed({RUN: seen})
-    return session
+    handler = other.handler()
+    handler.welcomed({RUN: seen})
+    return handler
 
 
-def kind(other: Other, session: AssignmentHandler, number: int, since: int) -> str:
-    reply, _ = other.answer(session, other.assign(number, references_from=since))
+def kind(other: Other, handler: AssignmentHandler, number: int, since: int) -> str:
+    reply, _ = other.answer(handler, other.assign(number, references_from=since))
     return getattr(reply, "kind", "answered")
 
 
 @BOTH
 def test_a_device_that_lost_it_says_so_and_does_not_begin_again(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
-    rounds(other, other.session(), [()])
+    rounds(other, other.handler(), [()])
     damage(other)
-    reply, _ = other.answer(other.session(), other.assign(2))
+    reply, _ = other.answer(other.handler(), other.assign(2))
     assert isinstance(reply, Failure)
     assert (reply.kind, algorithm in reply.text) == ("state-lost", True)
     fresh = Other(tmp_path / "fresh", task_of(), other.plan)
-    session = fresh.session()
-    session.welcomed({RUN: 1})
-    assert fresh.answer(session, fresh.assign(2))[0].kind == "state-lost"
+    handler = fresh.handler()
+    handler.welcomed({RUN: 1})
+    assert fresh.answer(handler, fresh.assign(2))[0].kind == "state-lost"
 
 
 @BOTH
 def test_what_was_lost_before_all_began_again_is_missed_no_more(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
-    rounds(other, other.session(), [()])
-    session = without_state(other, 1)
-    assert [kind(other, session, number, 0) for number in (2, 3)] == ["state-lost", "state-lost"]
-    assert kind(other, session, 4, 4) == "answered"
-    assert kind(other, other.session(), 5, 4) == "answered"
+    rounds(other, other.handler(), [()])
+    handler = without_state(other, 1)
+    assert [kind(other, handler, number, 0) for number in (2, 3)] == ["state-lost", "state-lost"]
+    assert kind(other, handler, 4, 4) == "answered"
+    assert kind(other, other.handler(), 5, 4) == "answered"
 
 
 @BOTH
 def test_a_damaged_sum_that_counts_no_more_is_not_missed(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
-    rounds(other, other.session(), [()])
+    rounds(other, other.handler(), [()])
     damage(other)
-    assert kind(other, other.session(), 2, 2) == "answered"
+    assert kind(other, other.handler(), 2, 2) == "answered"
     damage(other)
-    assert kind(other, other.session(), 3, 2) == "state-lost"
+    assert kind(other, other.handler(), 3, 2) == "state-lost"
 
 
 @BOTH
 def test_what_is_lost_after_all_began_again_is_missed_until_they_do_again(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
-    other.answer(other.session(), other.assign(3, references_from=3))
-    session = without_state(other, 1)
-    assert kind(other, session, 4, 3) == "state-lost"
+    other.answer(other.handler(), other.assign(3, references_from=3))
+    handler = without_state(other, 1)
+    assert kind(other, handler, 4, 3) == "state-lost"
     assert kind(other, without_state(other, 1), 5, 3) == "state-lost"
-    assert kind(other, other.session(), 6, 3) == "state-lost", "another process knows it from the disk"
-    assert kind(other, other.session(), 7, 7) == "answered"
+    assert kind(other, other.handler(), 6, 3) == "state-lost", "another process knows it from the disk"
+    assert kind(other, other.handler(), 7, 7) == "answered"
 
 
 @BOTH
 def test_a_loss_of_which_no_assignment_says_when_it_was_is_missed(tmp_path, algorithm):
     """It may have answered since all began again, and its disk is from before."""
     other, copy = Other(tmp_path, task_of(), of(algorithm)), tmp_path / "copy"
-    rounds(other, other.session(), [()])
+    rounds(other, other.handler(), [()])
     runs = tmp_path / "device" / "runs"
     shutil.copytree(runs, copy)
-    other.answer(other.session(), other.assign(3, references_from=3))
+    other.answer(other.handler(), other.assign(3, references_from=3))
     shutil.rmtree(runs)
     shutil.copytree(copy, runs)
-    session = other.session()
-    session.welcomed({RUN: 2})
-    assert kind(other, session, 4, 3) == "state-lost"
+    handler = other.handler()
+    handler.welcomed({RUN: 2})
+    assert kind(other, handler, 4, 3) == "state-lost"

@@ -59,7 +59,7 @@ def test_it_has_nothing_of_ours_and_gives_the_same_bits(
     assert {"python", "numpy", "torch"} <= set(elsewhere.worker.versions)
     here = Aggregator(tmp_path / "here", load_task(elsewhere.spec), elsewhere.aggregator.plan)
     try:
-        header, bundle = elsewhere.session().answer(
+        header, bundle = elsewhere.handler().answer(
             elsewhere.aggregator.assign(1), lambda: False, elsewhere.said.append
         )
     finally:
@@ -67,7 +67,7 @@ def test_it_has_nothing_of_ours_and_gives_the_same_bits(
     assert isinstance(header, ReplyHeader), header
     assert bundle is not None
     assert f"{other.parents[1]} []" in elsewhere.log
-    expected, its_bundle = here.answer(here.session(), here.assign(1))
+    expected, its_bundle = here.answer(here.handler(), here.assign(1))
     assert (header.metrics, header.norm, header.parts) == (expected.metrics, expected.norm, expected.parts)
     assert bundle.read_bytes() == its_bundle.read_bytes()
 

@@ -29,13 +29,13 @@ def ahead(aggregator, number, version=0, aggregated=(), dropped=(), params=None)
     return replace(made, assignment=replace(made.assignment, base_version=version, outcomes=tuple(told)))
 
 
-def pending(session):
-    return {int(n): change for n, change in session.kept[RUN][1].pending.items()}
+def pending(handler):
+    return {int(n): change for n, change in handler.kept[RUN][1].pending.items()}
 
 
-def seen_starts(session):
+def seen_starts(handler):
     """Where each training began, as the executor was given it."""
-    executor, starts = session.executor, []
+    executor, starts = handler.executor, []
     do = executor.do
 
     def watched(order, client, params, *rest):
@@ -49,12 +49,12 @@ def seen_starts(session):
 
 def test_training_starts_from_the_version_and_every_change_that_it_does_not_hold(tmp_path):
     aggregator = aggregator_of(tmp_path, 2, **SPARSE)
-    session, first = aggregator.session(), aggregator.first.vector
-    starts = seen_starts(session)
+    handler, first = aggregator.handler(), aggregator.first.vector
+    starts = seen_starts(handler)
     for number in (1, 2, 3):
-        aggregator.answer(session, ahead(aggregator, number))
-    mine, newer = pending(session), first + np.float32(0.5)
-    aggregator.answer(session, ahead(aggregator, 4, version=1, aggregated=[(1, 1), (2, 2)], params=newer))
+        aggregator.answer(handler, ahead(aggregator, number))
+    mine, newer = pending(handler), first + np.float32(0.5)
+    aggregator.answer(handler, ahead(aggregator, 4, version=1, aggregated=[(1, 1), (2, 2)], params=newer))
     assert [start.tobytes() for start in starts] == [
         first.tobytes(),
         (first + mine[1]).tobytes(),
@@ -67,53 +67,53 @@ def test_the_learning_rate_goes_on_by_the_changes_that_are_under_way(tmp_path):
     """The second assignment starts from the version of the first: of 4 rounds it is the second all the same."""
     plan = plan_of('schedule = "linear"\n' + OVERLAP.format(1), run="rounds = 4")
     aggregator = Aggregator(tmp_path, task_of(), plan, steps=1)
-    session = aggregator.session()
-    headers = [aggregator.answer(session, ahead(aggregator, number))[0] for number in (1, 2)]
+    handler = aggregator.handler()
+    headers = [aggregator.answer(handler, ahead(aggregator, number))[0] for number in (1, 2)]
     assert [header.a for header in headers] == pytest.approx([7 / 8, 5 / 8]), "the rate in the middle of each round"
 
 
 def test_a_pending_change_is_what_was_trained_and_not_what_was_sent(tmp_path):
     aggregator = aggregator_of(tmp_path, **SPARSE)
-    session = aggregator.session()
-    header, bundle = aggregator.answer(session, ahead(aggregator, 1))
+    handler = aggregator.handler()
+    header, bundle = aggregator.answer(handler, ahead(aggregator, 1))
     sent = decoded(aggregator, header, bundle)
-    np.testing.assert_allclose(pending(session)[1] / header.a, sent + residual(session), atol=1e-6)
-    assert float(np.abs(residual(session)).max()) > 0
+    np.testing.assert_allclose(pending(handler)[1] / header.a, sent + residual(handler), atol=1e-6)
+    assert float(np.abs(residual(handler)).max()) > 0
 
 
 def test_a_dropped_change_is_pending_no_more_and_what_was_sent_of_it_is_in_the_residual(tmp_path):
     aggregator = aggregator_of(tmp_path, **SPARSE)
-    session, first = aggregator.session(), aggregator.first.vector
-    starts = seen_starts(session)
-    given = [aggregator.answer(session, ahead(aggregator, number)) for number in (1, 2)]
-    before, sent = residual(session).copy(), decoded(aggregator, *given[0])
-    begun = session.begin(ahead(aggregator, 3, dropped=[1]), lambda: False, aggregator.said.append)
+    handler, first = aggregator.handler(), aggregator.first.vector
+    starts = seen_starts(handler)
+    given = [aggregator.answer(handler, ahead(aggregator, number)) for number in (1, 2)]
+    before, sent = residual(handler).copy(), decoded(aggregator, *given[0])
+    begun = handler.begin(ahead(aggregator, 3, dropped=[1]), lambda: False, aggregator.said.append)
     assert isinstance(begun, Begun)
-    assert starts[2].tobytes() == (first + pending(session)[2]).tobytes()
-    folder, state = session.kept[RUN]
-    back = session._settle(session._settling(begun.job, folder), state).residual
+    assert starts[2].tobytes() == (first + pending(handler)[2]).tobytes()
+    folder, state = handler.kept[RUN]
+    back = handler._settle(handler._settling(begun.job, folder), state).residual
     np.testing.assert_allclose(back, before + sent, atol=1e-7)
 
 
 def test_assignments_may_be_begun_before_answers_are_finished_and_the_bytes_are_the_same(tmp_path):
     assignments = [(1, {}), (2, {}), (3, {"version": 1, "aggregated": [(1, 1)]}), (4, {"version": 1, "dropped": [2]})]
     one, other = aggregator_of(tmp_path / "one", **SPARSE), aggregator_of(tmp_path / "other", **SPARSE)
-    session = one.session()
-    apart = [one.answer(session, ahead(one, number, **how))[0] for number, how in assignments]
-    session, begun, together = other.session(), [], []
+    handler = one.handler()
+    apart = [one.answer(handler, ahead(one, number, **how))[0] for number, how in assignments]
+    handler, begun, together = other.handler(), [], []
     for number, how in assignments:  # each is begun before the one before it is finished
-        begun.append(session.begin(ahead(other, number, **how), lambda: False, other.said.append))
-        together += [session.finish(begun.pop(0))[0]] if len(begun) > 1 else []
-    together += [session.finish(begun.pop())[0]]
+        begun.append(handler.begin(ahead(other, number, **how), lambda: False, other.said.append))
+        together += [handler.finish(begun.pop(0))[0]] if len(begun) > 1 else []
+    together += [handler.finish(begun.pop())[0]]
     assert [(h.update_id, h.parts, h.norm) for h in apart] == [(h.update_id, h.parts, h.norm) for h in together]
 
 
 def test_a_new_process_goes_on_with_what_was_pending(tmp_path):
     aggregator = aggregator_of(tmp_path, **SPARSE)
-    session = aggregator.session()
-    aggregator.answer(session, ahead(aggregator, 1))
-    expected = (aggregator.first.vector + pending(session)[1]).tobytes()
-    again = aggregator.session()
+    handler = aggregator.handler()
+    aggregator.answer(handler, ahead(aggregator, 1))
+    expected = (aggregator.first.vector + pending(handler)[1]).tobytes()
+    again = aggregator.handler()
     starts = seen_starts(again)
     aggregator.answer(again, ahead(aggregator, 2))
     assert [start.tobytes() for start in starts] == [expected]
@@ -126,24 +126,24 @@ def test_where_each_assignment_brings_the_outcome_on_the_last_it_is_training_wit
     )
     found = []
     for aggregator in (overlapped, plain):
-        session = aggregator.session()
+        handler = aggregator.handler()
         told = [ahead(aggregator, n, version=n - 1, aggregated=[(n - 1, n - 1)] if n > 1 else []) for n in (1, 2, 3)]
-        found.append([aggregator.answer(session, assignment)[1].read_bytes() for assignment in told])
+        found.append([aggregator.answer(handler, assignment)[1].read_bytes() for assignment in told])
     assert found[0] == found[1]
 
 
 def test_a_change_that_cannot_be_encoded_is_not_gone_on_with(tmp_path, monkeypatch):
     aggregator = aggregator_of(tmp_path, **SPARSE)
-    session, first = aggregator.session(), aggregator.first.vector
-    starts = seen_starts(session)
-    begun = session.begin(ahead(aggregator, 1), lambda: False, aggregator.said.append)
+    handler, first = aggregator.handler(), aggregator.first.vector
+    starts = seen_starts(handler)
+    begun = handler.begin(ahead(aggregator, 1), lambda: False, aggregator.said.append)
     monkeypatch.setattr("thinwire.client.execute.encode", lambda *given: 1 / 0)
-    reply, _ = session.finish(begun)
+    reply, _ = handler.finish(begun)
     monkeypatch.undo()
     assert isinstance(reply, Failure) and reply.kind == "task-error"
-    header, _ = aggregator.answer(session, ahead(aggregator, 2))
+    header, _ = aggregator.answer(handler, ahead(aggregator, 2))
     assert starts[1].tobytes() == first.tobytes()
-    assert header.update_id.sequence == 2 and set(pending(session)) == {2}
+    assert header.update_id.sequence == 2 and set(pending(handler)) == {2}
 
 
 def test_a_failure_is_told_in_its_turn_and_its_outcomes_count(tmp_path):
@@ -155,14 +155,14 @@ def test_a_failure_is_told_in_its_turn_and_its_outcomes_count(tmp_path):
         return cross_entropy(model, batch)
 
     aggregator = aggregator_of(tmp_path, task=task_of(loss=loss), **SPARSE)
-    session = aggregator.session()
-    aggregator.answer(session, ahead(aggregator, 1))
+    handler = aggregator.handler()
+    aggregator.answer(handler, ahead(aggregator, 1))
     broken.append("no")
-    reply, _ = aggregator.answer(session, ahead(aggregator, 2, version=1, aggregated=[(1, 1)]))
+    reply, _ = aggregator.answer(handler, ahead(aggregator, 2, version=1, aggregated=[(1, 1)]))
     assert isinstance(reply, Failure)
-    assert session.kept[RUN][1].outbox == ()
-    aggregator.answer(session, ahead(aggregator, 3, version=1, aggregated=[(1, 1)]))
-    assert set(pending(session)) == {2}
+    assert handler.kept[RUN][1].outbox == ()
+    aggregator.answer(handler, ahead(aggregator, 3, version=1, aggregated=[(1, 1)]))
+    assert set(pending(handler)) == {2}
 
 
 @pytest.mark.parametrize(("told", "left"), [

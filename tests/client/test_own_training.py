@@ -65,14 +65,14 @@ def test_a_device_gives_its_round_its_version_its_name_and_the_section(tmp_path:
         return len(data)
 
     aggregator = Aggregator(tmp_path, task_of(train=train), plan_of())
-    header, _ = aggregator.answer(aggregator.session(), aggregator.assign(3))
+    header, _ = aggregator.answer(aggregator.handler(), aggregator.assign(3))
     assert seen == [3, 2, "pi-01", 8, None]
     assert (header.examples, header.steps, header.planned, header.a) == (24, 0, 0, 1.0)
 
 
 def test_what_it_reports_travels_with_the_reply_as_sums_and_counts(tmp_path: Path) -> None:
     aggregator = Aggregator(tmp_path, task_of(train=stepped), plan_of("steps = 2"))
-    header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert header.metrics["train/loss"] == (9.0, 12.0)
     assert (header.steps, header.examples) == (2, 12)
     assert reply_from_bytes(reply_to_bytes(header)) == header
@@ -89,7 +89,7 @@ def test_the_largest_report_is_one_that_an_aggregator_reads(tmp_path: Path) -> N
         return {f"{number:02}" + "m" * 62: (1.0, 6) for number in range(64)}
 
     aggregator = Aggregator(tmp_path, task_of(train=train, metrics=metrics), plan_of())
-    header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert header.metrics["train/00" + "x" * 62] == (6.0, 3.0)
     assert len(header.metrics) == 64 + 1 + MAX_REPORTED
     assert reply_from_bytes(reply_to_bytes(header)) == header
@@ -134,11 +134,11 @@ def test_a_protected_run_refuses_a_report_and_says_so_beforehand(tmp_path: Path)
     noise = '[privacy]\nmode = "local"\nclip = 1.0\nnoise_multiplier = 1.0\ndelta = 1e-3'
     plan = plan_of(cohort + noise, run='evaluate = "off"')
     aggregator = Aggregator(tmp_path, task_of(train=train), plan)
-    session = aggregator.session()
-    header, _ = aggregator.answer(session, aggregator.assign(1))
+    handler = aggregator.handler()
+    header, _ = aggregator.answer(handler, aggregator.assign(1))
     assert not isinstance(header, Failure), header.text
     assert header.metrics == {}
-    failure, _ = aggregator.answer(session, aggregator.assign(2))
+    failure, _ = aggregator.answer(handler, aggregator.assign(2))
     assert isinstance(failure, Failure)
     assert said == [False, False]
     assert "if context.may_report: context.report(...)" in aggregator.said[-1]
@@ -164,7 +164,7 @@ def test_a_plan_whose_schedule_partial_work_or_overlap_the_loop_never_asks_for_f
         with pytest.raises(TaskError, match=f"never called {call}"):
             rehearse(task, ClientInfo(), plan_of(text))
         aggregator = Aggregator(tmp_path, task, plan_of(text))
-        failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+        failure, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
         assert "train() that never called" in failure.text
         rehearse(task_of(train=stepped), ClientInfo(), plan_of(text))
 
@@ -195,9 +195,9 @@ def test_a_loop_stops_before_a_step_that_the_time_would_not_suffice_for_and_neve
 def test_partial_work_of_a_device_sends_the_steps_made_and_planned(tmp_path: Path) -> None:
     aggregator = Aggregator(tmp_path, task_of(train=stepped), plan_of(f"steps = 20\n{PARTIAL}"), steps=20)
     executor = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
-    session = aggregator.session(clock=executor.clock)
-    session.executor = executor
-    header, _ = aggregator.answer(session, aggregator.assign(deadline_s=10.0))
+    handler = aggregator.handler(clock=executor.clock)
+    handler.executor = executor
+    header, _ = aggregator.answer(handler, aggregator.assign(deadline_s=10.0))
     assert (header.steps, header.planned, header.examples) == (8, 20, 48)
     assert "round 1: stopped after 8 of 20 steps, to send them in time" in aggregator.said
 
@@ -292,17 +292,17 @@ def test_a_worker_process_does_all_of_it(tmp_path: Path) -> None:
     elsewhere = Elsewhere(tmp_path, threads=1)
     elsewhere.worker.describe()
     try:
-        session = elsewhere.session()
+        handler = elsewhere.handler()
         for number in (1, 2):
-            header = elsewhere.answer(session, number)
+            header = elsewhere.answer(handler, number)
             assert not isinstance(header, Failure), header.text
             assert header.metrics["train/round"] == (2.0 * number, 2.0)
             assert (header.steps, header.examples) == (1, 24)
         elsewhere.worker.close()
-        elsewhere.answer(session, 3)  # a new process
-        state = session.kept["small-1"][1].context
+        elsewhere.answer(handler, 3)  # a new process
+        state = handler.kept["small-1"][1].context
         assert {name: array.tolist() for name, array in state.items()} == {"rounds": 3, "grid": [[3.0] * 3] * 2}
         elsewhere.wish("pass")
-        assert "numpy arrays of numbers" in repr((elsewhere.answer(session, 4), elsewhere.said))
+        assert "numpy arrays of numbers" in repr((elsewhere.answer(handler, 4), elsewhere.said))
     finally:
         elsewhere.worker.close()

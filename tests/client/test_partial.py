@@ -109,15 +109,15 @@ def answered(folder: Path, text: str, **changed):
     """A device's answer where a step takes a second, to an assignment of 20 steps."""
     aggregator = Aggregator(folder, task_of(), plan_of(text), steps=20)
     executor = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
-    session = aggregator.session(clock=executor.clock)
-    session.executor = executor
+    handler = aggregator.handler(clock=executor.clock)
+    handler.executor = executor
     delivery = aggregator.assign(**{"deadline_s": 10.0, **changed})
-    return aggregator, session, delivery
+    return aggregator, handler, delivery
 
 
 def test_a_device_stops_so_early_that_a_tenth_of_the_deadline_is_left(tmp_path):
-    aggregator, session, delivery = answered(tmp_path, PARTIAL)
-    header, _ = aggregator.answer(session, delivery)
+    aggregator, handler, delivery = answered(tmp_path, PARTIAL)
+    header, _ = aggregator.answer(handler, delivery)
     assert (header.steps, header.planned, header.examples, header.a) == (
         8,
         20,
@@ -125,19 +125,19 @@ def test_a_device_stops_so_early_that_a_tenth_of_the_deadline_is_left(tmp_path):
         8.0,
     )  # 9 s, less a guess of the encode
     assert "round 1: stopped after 8 of 20 steps, to send them in time" in aggregator.said
-    whole, _ = aggregator.answer(session, aggregator.assign(2, deadline_s=60.0))
+    whole, _ = aggregator.answer(handler, aggregator.assign(2, deadline_s=60.0))
     assert (whole.steps, whole.planned, whole.examples) == (20, 0, 24)
 
 
 def test_without_partial_work_a_deadline_stops_nobody(tmp_path):
-    aggregator, session, delivery = answered(tmp_path, "")
-    header, _ = aggregator.answer(session, delivery)
+    aggregator, handler, delivery = answered(tmp_path, "")
+    header, _ = aggregator.answer(handler, delivery)
     assert (header.steps, header.planned) == (20, 0)
 
 
 def test_min_steps_are_made_when_the_time_is_up_already(tmp_path):
-    aggregator, session, delivery = answered(tmp_path, PARTIAL + "\nmin_steps = 3", deadline_s=0.5)
-    header, _ = aggregator.answer(session, delivery)
+    aggregator, handler, delivery = answered(tmp_path, PARTIAL + "\nmin_steps = 3", deadline_s=0.5)
+    header, _ = aggregator.answer(handler, delivery)
     assert (header.steps, header.a) == (3, 3.0)
 
 
@@ -147,37 +147,37 @@ def test_min_steps_are_made_when_the_time_is_up_already(tmp_path):
 )
 def test_who_is_known_to_come_late_whatever_it_does_works_for_as_long_as_that_counts(tmp_path, late, upload_s, steps):
     """Two and a half deadlines of 10 s, of five that it may be late by. With 9.5 s of upload `min_steps` are made."""
-    aggregator, session, delivery = answered(tmp_path, f'{PARTIAL}\nmin_steps = 3\n[cohort]\nlate = "{late}"')
-    first, _ = aggregator.answer(session, delivery)
-    session.delivered(first, upload_s=upload_s)
-    header, _ = aggregator.answer(session, aggregator.assign(2, deadline_s=10.0))
+    aggregator, handler, delivery = answered(tmp_path, f'{PARTIAL}\nmin_steps = 3\n[cohort]\nlate = "{late}"')
+    first, _ = aggregator.answer(handler, delivery)
+    handler.delivered(first, upload_s=upload_s)
+    header, _ = aggregator.answer(handler, aggregator.assign(2, deadline_s=10.0))
     assert (first.steps, header.steps) == (8, steps)
 
 
 def test_one_slow_upload_makes_nobody_late_for_rounds(tmp_path):
-    aggregator, session, delivery = answered(tmp_path, f"{PARTIAL}\nmin_steps = 3")
-    header, _ = aggregator.answer(session, delivery)
+    aggregator, handler, delivery = answered(tmp_path, f"{PARTIAL}\nmin_steps = 3")
+    header, _ = aggregator.answer(handler, delivery)
     for number, upload_s in ((2, 20.0), (3, 0.2), (4, 0.2)):
-        session.delivered(header, upload_s=upload_s)
-        header, _ = aggregator.answer(session, aggregator.assign(number, deadline_s=10.0))
+        handler.delivered(header, upload_s=upload_s)
+        header, _ = aggregator.answer(handler, aggregator.assign(number, deadline_s=10.0))
     assert header.steps == 3, "its p90 says that there is no time, and its best that there was"
 
 
 def test_what_came_before_the_training_is_taken_off(tmp_path):
-    aggregator, session, delivery = answered(tmp_path, PARTIAL)
-    session._afterwards["small-1"] = UplinkTimeEstimator()
-    session._afterwards["small-1"].sending["identity"].append(0.0)
-    header, _ = session.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
+    aggregator, handler, delivery = answered(tmp_path, PARTIAL)
+    handler._uplink_estimators["small-1"] = UplinkTimeEstimator()
+    handler._uplink_estimators["small-1"].sending["identity"].append(0.0)
+    header, _ = handler.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
     assert header.steps == 3
 
 
 def test_what_encoding_and_sending_took_before_is_taken_off(tmp_path):
-    aggregator, session, delivery = answered(tmp_path, PARTIAL)
-    header, _ = aggregator.answer(session, delivery)
-    session.delivered(header, upload_s=4.0)
-    after, _ = aggregator.answer(session, aggregator.assign(2, deadline_s=10.0))
-    session.delivered(after)  # cut on its way: it says nothing of the link
-    again, _ = aggregator.answer(session, aggregator.assign(3, deadline_s=10.0))
+    aggregator, handler, delivery = answered(tmp_path, PARTIAL)
+    header, _ = aggregator.answer(handler, delivery)
+    handler.delivered(header, upload_s=4.0)
+    after, _ = aggregator.answer(handler, aggregator.assign(2, deadline_s=10.0))
+    handler.delivered(after)  # cut on its way: it says nothing of the link
+    again, _ = aggregator.answer(handler, aggregator.assign(3, deadline_s=10.0))
     assert [header.steps, after.steps, again.steps] == [8, 5, 5]
 
 
@@ -213,9 +213,9 @@ def test_the_process_that_trains_knows_the_time_that_is_left(tmp_path):
     elsewhere = Elsewhere(tmp_path, plan=plan_of(PARTIAL + "\nmin_steps = 2", codec="int8"), threads=1)
     elsewhere.worker.describe()
     try:
-        session = elsewhere.session()
-        short = elsewhere.answer(session, 1, deadline_s=1e-6)
-        whole = elsewhere.answer(session, 2, deadline_s=1e6)
+        handler = elsewhere.handler()
+        short = elsewhere.answer(handler, 1, deadline_s=1e-6)
+        whole = elsewhere.answer(handler, 2, deadline_s=1e6)
     finally:
         elsewhere.worker.close()
     assert (short.steps, short.planned, whole.steps, whole.planned) == (2, 3, 3, 0)

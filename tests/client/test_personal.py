@@ -31,9 +31,9 @@ def device(folder: Path, globs: str = FEDPER, more: str = "", **options: Any) ->
     return Aggregator(folder, task_of(normed, **options), plan_of(f"personal_layers = {globs}\n{more}"))
 
 
-def kept(session: AssignmentHandler) -> tuple[int, dict[str, Any]]:
+def kept(handler: AssignmentHandler) -> tuple[int, dict[str, Any]]:
     """The sequence of the last reply and the personal values that this disk holds."""
-    _, state = session.kept.opened(RUN, lambda line: None)
+    _, state = handler.kept.opened(RUN, lambda line: None)
     return state.sequence, {name: array.tolist() for name, array in state.personal.items()}
 
 
@@ -41,10 +41,10 @@ def trained(aggregator: Aggregator, *rounds: int, **options: Any) -> list[tuple[
     """What the device keeps after each of these rounds, each in a process of its own."""
     found = []
     for number in rounds:
-        session = aggregator.session(**options)
-        reply, _ = aggregator.answer(session, aggregator.assign(number))
+        handler = aggregator.handler(**options)
+        reply, _ = aggregator.answer(handler, aggregator.assign(number))
         assert not isinstance(reply, Failure), reply.text
-        found.append(kept(aggregator.session(**options)))
+        found.append(kept(aggregator.handler(**options)))
     return found
 
 
@@ -58,12 +58,12 @@ def test_an_update_has_no_personal_tensor_and_the_device_keeps_its_values_over_r
 
 def test_batch_normalization_is_kept_with_its_statistics_and_its_counter_is_not_sent(tmp_path: Path) -> None:
     aggregator = device(tmp_path, FEDBN)
-    session = aggregator.session()
-    reply, _ = aggregator.answer(session, aggregator.assign(1))
-    assert set(kept(session)[1]) == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
+    handler = aggregator.handler()
+    reply, _ = aggregator.answer(handler, aggregator.assign(1))
+    assert set(kept(handler)[1]) == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
     assert reply.counters == {}
     assert [part.name for part in reply.parts] == ["frame/0"]
-    assert session.kept[RUN][1].counters == {"1.num_batches_tracked": 3}
+    assert handler.kept[RUN][1].counters == {"1.num_batches_tracked": 3}
 
 
 def test_the_second_training_begins_where_the_first_one_ended(tmp_path: Path) -> None:
@@ -80,25 +80,25 @@ def test_the_second_training_begins_where_the_first_one_ended(tmp_path: Path) ->
 def test_a_repeated_a_withdrawn_and_a_failed_assignment_move_nothing(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
     (before,) = trained(aggregator, 1)
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign(1))
-    assert kept(session) == before, "it was answered before"
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign(1))
+    assert kept(handler) == before, "it was answered before"
     with pytest.raises(Cancelled):
-        session.answer(aggregator.assign(2), lambda: True, aggregator.said.append)
-    assert kept(aggregator.session()) == before
+        handler.answer(aggregator.assign(2), lambda: True, aggregator.said.append)
+    assert kept(aggregator.handler()) == before
     broken = device(tmp_path, loss=lambda model, batch: 1 / 0)
-    reply, _ = broken.answer(broken.session(), broken.assign(2))
+    reply, _ = broken.answer(broken.handler(), broken.assign(2))
     assert isinstance(reply, Failure)
-    assert kept(aggregator.session()) == before
+    assert kept(aggregator.handler()) == before
 
 
 @pytest.mark.parametrize("outcome", ["aggregated", "dropped", "unknown"])
 def test_no_outcome_moves_them_back(tmp_path: Path, outcome: str) -> None:
     aggregator = device(tmp_path)
     (before,) = trained(aggregator, 1)
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign(2, kind="evaluate", outcomes=[(1, outcome)]))
-    assert kept(session)[1] == before[1]
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign(2, kind="evaluate", outcomes=[(1, outcome)]))
+    assert kept(handler)[1] == before[1]
 
 
 def test_a_kill_at_any_write_leaves_the_values_of_one_of_two_commits_and_the_same_assignment_ends_alike(
@@ -113,26 +113,26 @@ def test_lost_values_begin_again_and_the_reply_says_so(tmp_path: Path) -> None:
     (_, second) = trained(aggregator, 1, 2)
     for path in (tmp_path / "device" / "runs" / RUN).glob("personal-*"):
         path.unlink()
-    reply, _ = aggregator.answer(session := aggregator.session(), aggregator.assign(3))
+    reply, _ = aggregator.answer(handler := aggregator.handler(), aggregator.assign(3))
     assert reply.lost == "damaged"
     fresh = device(tmp_path / "other")
-    assert kept(session)[1] == trained(fresh, 3)[0][1] != second[1]
+    assert kept(handler)[1] == trained(fresh, 3)[0][1] != second[1]
 
 
 def test_an_evaluation_says_whether_it_used_trained_values(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
-    used = [aggregator.answer(aggregator.session(), aggregator.assign(n))[0].metrics["eval/personal"] for n in (1, 2)]
+    used = [aggregator.answer(aggregator.handler(), aggregator.assign(n))[0].metrics["eval/personal"] for n in (1, 2)]
     assert used == [(0.0, 6.0), (6.0, 6.0)]
 
 
 def test_they_outlive_their_run_and_are_deleted_with_what_the_device_learned(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
     (before,) = trained(aggregator, 1)
-    session = aggregator.session()
-    session.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
+    handler = aggregator.handler()
+    handler.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
     found = load_file(tmp_path / "device" / FOLDER / f"{RUN}.safetensors")
     assert {name: array.tolist() for name, array in found.items()} == before[1]
-    assert kept(aggregator.session()) == (1, {})
+    assert kept(aggregator.handler()) == (1, {})
     delete_learned(tmp_path / "device")
     assert not (tmp_path / "device" / FOLDER).exists()
 
@@ -151,10 +151,10 @@ def four_classes() -> nn.Module:
 def test_values_of_another_shape_begin_again_and_the_reply_says_so(tmp_path: Path) -> None:
     trained(device(tmp_path), 1)
     changed = still(tmp_path, model=four_classes)
-    reply, _ = changed.answer(session := changed.session(), changed.assign(2))
-    assert (reply.lost, len(kept(session)[1]["3.bias"])) == (RESHAPED, 4)
+    reply, _ = changed.answer(handler := changed.handler(), changed.assign(2))
+    assert (reply.lost, len(kept(handler)[1]["3.bias"])) == (RESHAPED, 4)
     assert f"{RUN}: the personal layers of {RUN} have other tensors or shapes; they begin again" in changed.said
-    reply, _ = changed.answer(session, changed.assign(3))
+    reply, _ = changed.answer(handler, changed.assign(3))
     assert reply.lost == ""
 
 
@@ -163,12 +163,12 @@ def test_a_run_that_begins_with_the_model_of_another_one_begins_with_its_values(
     first = device(tmp_path)
     (before,) = trained(first, 1)
     if is_over:
-        first.session().stop(first.assign(2, kind="stop").assignment, first.said.append)
+        first.handler().stop(first.assign(2, kind="stop").assignment, first.said.append)
 
     def begun(origin: str, run: str, **options: Any) -> tuple[Any, dict[str, Any]]:
         aggregator = still(tmp_path, f'init = "{origin}"', **options)
-        reply, _ = aggregator.answer(session := aggregator.session(), aggregator.assign(1, run=run))
-        return reply, {name: array.tolist() for name, array in session.kept[run][1].personal.items()}
+        reply, _ = aggregator.answer(handler := aggregator.handler(), aggregator.assign(1, run=run))
+        return reply, {name: array.tolist() for name, array in handler.kept[run][1].personal.items()}
 
     reply, values = begun(f"run:{RUN}", "small-8")
     assert values == before[1]
@@ -188,16 +188,16 @@ def values_in(file: Path) -> dict[str, Any]:
 def test_a_run_that_goes_on_after_its_end_goes_on_with_its_values(tmp_path: Path) -> None:
     """An extended run, or one that newer runs had displaced: before, its clients began again with those of model()."""
     aggregator = device(tmp_path)
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign(1, identity="first"))
-    before = kept(session)[1]
-    session.stop(aggregator.assign(2, kind="stop", identity="first").assignment, aggregator.said.append)
-    assert kept(session)[1] == {}
-    reply, _ = aggregator.answer(aggregator.session(), aggregator.assign(3, kind="evaluate", identity="first"))
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign(1, identity="first"))
+    before = kept(handler)[1]
+    handler.stop(aggregator.assign(2, kind="stop", identity="first").assignment, aggregator.said.append)
+    assert kept(handler)[1] == {}
+    reply, _ = aggregator.answer(aggregator.handler(), aggregator.assign(3, kind="evaluate", identity="first"))
     assert reply.metrics["eval/personal"] == (6.0, 6.0)
-    aggregator.answer(session := aggregator.session(), aggregator.assign(4, identity="first"))
-    assert kept(session)[1] not in ({}, before)
-    session.stop(aggregator.assign(5, kind="stop", identity="first").assignment, aggregator.said.append)
+    aggregator.answer(handler := aggregator.handler(), aggregator.assign(4, identity="first"))
+    assert kept(handler)[1] not in ({}, before)
+    handler.stop(aggregator.assign(5, kind="stop", identity="first").assignment, aggregator.said.append)
     assert [path.name for path in (tmp_path / "device" / FOLDER).iterdir()] == [f"{RUN}.safetensors"]
 
 
@@ -205,14 +205,14 @@ def test_a_run_that_goes_on_after_its_end_goes_on_with_its_values(tmp_path: Path
 def test_another_run_of_the_same_id_neither_takes_nor_replaces_them(tmp_path: Path, is_told: bool) -> None:
     """An aggregator that was installed again numbers its runs from one; its predecessor may never have said the end."""
     aggregator = device(tmp_path)
-    aggregator.answer(session := aggregator.session(), aggregator.assign(1, identity="first"))
-    before = kept(session)[1]
+    aggregator.answer(handler := aggregator.handler(), aggregator.assign(1, identity="first"))
+    before = kept(handler)[1]
     if is_told:
-        session.stop(aggregator.assign(2, kind="stop", identity="first").assignment, aggregator.said.append)
-    reply, _ = aggregator.answer(session := aggregator.session(), aggregator.assign(2, identity="second"))
+        handler.stop(aggregator.assign(2, kind="stop", identity="first").assignment, aggregator.said.append)
+    reply, _ = aggregator.answer(handler := aggregator.handler(), aggregator.assign(2, identity="second"))
     assert reply.metrics["eval/personal"] == (0.0, 6.0), "it begins with those of model()"
-    after = kept(session)[1]
-    session.stop(aggregator.assign(3, kind="stop", identity="second").assignment, aggregator.said.append)
+    after = kept(handler)[1]
+    handler.stop(aggregator.assign(3, kind="stop", identity="second").assignment, aggregator.said.append)
     folder = tmp_path / "device" / FOLDER
     assert values_in(folder / f"{RUN}.safetensors") == before
     assert values_in(folder / f"{RUN}.1.safetensors") == after != before
@@ -228,9 +228,9 @@ def test_a_training_that_leaves_no_number_in_a_personal_layer_fails_and_moves_no
         return cross_entropy(model, (inputs * 1e25, targets))
 
     broken = device(tmp_path, FEDBN, loss=loss)
-    reply, _ = broken.answer(broken.session(), broken.assign(2))
+    reply, _ = broken.answer(broken.handler(), broken.assign(2))
     assert isinstance(reply, Failure) and reply.kind == "non-finite"
-    assert kept(aggregator.session()) == before
+    assert kept(aggregator.handler()) == before
 
 
 def test_globs_that_match_nothing_half_of_a_tied_weight_or_everything_are_refused() -> None:
@@ -254,10 +254,10 @@ def test_a_worker_process_gives_the_values_of_this_process(tmp_path: Path, one_t
     other = Elsewhere(tmp_path, plan, threads=1)
     other.worker.describe()
     try:
-        there, here = other.session(), other.aggregator.session(tmp_path / "here")
+        there, here = other.handler(), other.aggregator.handler(tmp_path / "here")
         for number in (1, 2):
-            for session in (there, here):
-                reply, _ = other.aggregator.answer(session, other.aggregator.assign(number))
+            for handler in (there, here):
+                reply, _ = other.aggregator.answer(handler, other.aggregator.assign(number))
                 assert not isinstance(reply, Failure), reply.text
         assert kept(there) == kept(here)
         assert set(kept(there)[1]) > {"4.weight", "1.running_mean"}
@@ -267,9 +267,9 @@ def test_a_worker_process_gives_the_values_of_this_process(tmp_path: Path, one_t
 
 def test_with_overlap_they_follow_the_order_of_training(tmp_path: Path) -> None:
     aggregator = device(tmp_path, more="overlap = { max_delay = 1 }")
-    session = aggregator.session()
-    first, second = (session.begin(aggregator.assign(n), lambda: False, aggregator.said.append) for n in (1, 2))
-    assert kept(session) == (0, {}), "nothing is committed before it is sent"
+    handler = aggregator.handler()
+    first, second = (handler.begin(aggregator.assign(n), lambda: False, aggregator.said.append) for n in (1, 2))
+    assert kept(handler) == (0, {}), "nothing is committed before it is sent"
     values = []
     for one in (first, second):
         assert isinstance(one, Begun)
@@ -278,8 +278,8 @@ def test_with_overlap_they_follow_the_order_of_training(tmp_path: Path) -> None:
     assert values[0] != values[1]
     for one, value in zip((first, second), values, strict=True):
         assert isinstance(one, Begun)
-        session.finish(one)
-        assert kept(session)[1] == value
+        handler.finish(one)
+        assert kept(handler)[1] == value
 
 
 def test_an_update_that_fails_to_encode_moves_nothing_forward_with_overlap(
@@ -287,31 +287,31 @@ def test_an_update_that_fails_to_encode_moves_nothing_forward_with_overlap(
 ) -> None:
     """Neither the training that began before the failure was known nor the ones after it move anything of it."""
     aggregator = device(tmp_path, more="overlap = { max_delay = 2 }")
-    session, starts = aggregator.session(), list[Any]()
-    do = session.executor.do
+    handler, starts = aggregator.handler(), list[Any]()
+    do = handler.executor.do
 
     def watched(order: Any, *rest: Any) -> Any:
         if order.train:
             starts.append(order.kept)
         return do(order, *rest)
 
-    monkeypatch.setattr(session.executor, "do", watched)
+    monkeypatch.setattr(handler.executor, "do", watched)
 
     def begin(number: int) -> Begun:
-        begun = session.begin(aggregator.assign(number), lambda: False, aggregator.said.append)
+        begun = handler.begin(aggregator.assign(number), lambda: False, aggregator.said.append)
         assert isinstance(begun, Begun)
         return begun
 
-    session.finish(begin(1))
-    committed = kept(session)[1]
+    handler.finish(begin(1))
+    committed = kept(handler)[1]
     failing, behind = begin(2), begin(3)
     with monkeypatch.context() as patch:
         patch.setattr("thinwire.client.execute.encode", lambda *given: 1 / 0)
-        assert isinstance(session.finish(failing)[0], Failure)
+        assert isinstance(handler.finish(failing)[0], Failure)
     after = begin(4)
     assert [start is None for start in starts] == [True, False, False, False]
     assert starts[3].tolist() == starts[1].tolist() != starts[2].tolist()
-    assert not isinstance(session.finish(behind)[0], Failure)
-    assert kept(session)[1] == committed
-    assert not isinstance(session.finish(after)[0], Failure)
-    assert kept(session)[1] != committed
+    assert not isinstance(handler.finish(behind)[0], Failure)
+    assert kept(handler)[1] == committed
+    assert not isinstance(handler.finish(after)[0], Failure)
+    assert kept(handler)[1] != committed

@@ -43,18 +43,18 @@ class Device(Aggregator):
         super().__init__(folder, task_of(**{"model": normed, **task}), plan_of(local))
         self.home, self.min_free = folder / "device", min_free
 
-    def session(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
+    def handler(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
         found = SharedModels(self.home, lambda task: made.executor.layout, lambda: self.min_free)
-        made = super().session(home, keep_shared=found.keep, **options)
+        made = super().handler(home, keep_shared=found.keep, **options)
         return made
 
     def train(self, *rounds: int, **changed: Any) -> AssignmentHandler:
         for number in rounds:
-            self.answer(session := self.session(), self.assign(number, **changed))
-        return session
+            self.answer(handler := self.handler(), self.assign(number, **changed))
+        return handler
 
     def end(self, run: str = RUN) -> None:
-        self.session().stop(self.assign(99, kind="stop", run=run).assignment, self.said.append)
+        self.handler().stop(self.assign(99, kind="stop", run=run).assignment, self.said.append)
 
 
 def exported(device: Device, run: str = RUN) -> dict[str, torch.Tensor]:
@@ -123,10 +123,10 @@ def test_what_a_device_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest
 
 def test_with_durability_exit_the_values_are_there_when_the_client_has_saved_them(tmp_path: Path) -> None:
     device = Device(tmp_path, f'{FEDPER}\ndurability = "exit"')
-    session = device.train(1)
+    handler = device.train(1)
     with pytest.raises(NotFound, match="its client has them in memory"):
         whole_model(device.home, RUN)
-    session.save(device.said.append)
+    handler.save(device.said.append)
     assert whole_model(device.home, RUN).version == "0"
 
 
@@ -161,7 +161,7 @@ def test_ended_runs_are_listed_until_they_are_deleted(tmp_path: Path) -> None:
     assert sorted(one.run for one in kept_runs(device.home)) == [RUN, "small-2"]
     delete_run(device.home, RUN)
     assert [one.run for one in kept_runs(device.home)] == ["small-2"]
-    assert device.session().kept.opened(RUN, device.said.append)[1].sequence == 1, "no id is used twice"
+    assert device.handler().kept.opened(RUN, device.said.append)[1].sequence == 1, "no id is used twice"
 
 
 def test_a_run_that_is_deleted_before_its_end_begins_again_and_reports_it(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_run_that_is_deleted_before_its_end_begins_again_and_reports_it(tmp_pa
     device.train(1)
     delete_run(device.home, RUN)
     assert kept_runs(device.home) == []
-    reply, _ = device.answer(device.session(), device.assign(2))
+    reply, _ = device.answer(device.handler(), device.assign(2))
     assert (reply.lost, reply.update_id.sequence, reply.metrics["eval/personal"]) == ("given-up", 2, (0.0, 6.0))
 
 

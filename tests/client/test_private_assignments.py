@@ -70,7 +70,7 @@ def test_a_repeated_assignment_is_booked_once_and_another_reply_to_it_again(tmp_
     device.start()
     assert device.assign(1, assignment_id="a-1") == first
     assert len(device.ledger.bookings) == 1
-    device.session.stop(device.aggregator.assign(2, "stop").assignment, print)  # its reply is forgotten
+    device.handler.stop(device.aggregator.assign(2, "stop").assignment, print)  # its reply is forgotten
     assert device.rule(1, assignment_id="a-1") == ""
     assert len(device.ledger.bookings) == 2
 

@@ -73,7 +73,7 @@ def test_a_trainer_that_indexes_its_data_passes_the_check_as_it_trains_on_a_devi
     assert found.own_train
     assert found.loss_after != found.loss_before
     aggregator = Aggregator(tmp_path, task, plan)
-    header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert isinstance(header, ReplyHeader), header
     assert assigned[-1] == 40
 
@@ -213,7 +213,7 @@ def test_a_function_that_gives_something_else_is_told_what_it_gave_and_what_to_w
     if function == "model":  # no aggregator has a model to send, then
         return
     aggregator = Aggregator(tmp_path, task, plan)
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    failure, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert what in failure.text
     assert f"; try: {instead}" in aggregator.said[-1]
 

@@ -36,18 +36,18 @@ class Sender(Aggregator):
         return replace(assigned, bundle=bundle)
 
 
-def replica(session: AssignmentHandler) -> tuple[Vector, int]:
-    state = session.kept[RUN][1]
+def replica(handler: AssignmentHandler) -> tuple[Vector, int]:
+    state = handler.kept[RUN][1]
     assert state.replica is not None
     return state.replica, state.replica_version
 
 
 def test_changes_are_applied_to_what_the_last_answer_was_made_from(tmp_path):
     sender = Sender(tmp_path)
-    session = sender.session()
-    assert isinstance(sender.answer(session, sender.assign(1))[0], ReplyHeader)
-    assert isinstance(sender.answer(session, sender.changes(1, 1))[0], ReplyHeader)
-    again = sender.session()  # another process
+    handler = sender.handler()
+    assert isinstance(sender.answer(handler, sender.assign(1))[0], ReplyHeader)
+    assert isinstance(sender.answer(handler, sender.changes(1, 1))[0], ReplyHeader)
+    again = sender.handler()  # another process
     header, _ = sender.answer(again, sender.changes(2, 3))
     assert isinstance(header, ReplyHeader), header
     assert (digest(replica(again)[0]), replica(again)[1]) == (sender.news[2].digest, 3)
@@ -55,47 +55,47 @@ def test_changes_are_applied_to_what_the_last_answer_was_made_from(tmp_path):
 
 def test_a_device_without_the_model_says_base_mismatch_and_takes_the_same_assignment_in_full(tmp_path):
     sender = Sender(tmp_path)
-    session = sender.session()
-    failure, _ = sender.answer(session, sender.changes(2, 3))
+    handler = sender.handler()
+    failure, _ = sender.answer(handler, sender.changes(2, 3))
     assert isinstance(failure, Failure)
     assert failure.kind == "base-mismatch"
     full = replace(sender.assign(4, params=sender.down.replica))
-    assert isinstance(sender.answer(session, full)[0], ReplyHeader)
-    assert digest(replica(session)[0]) == sender.news[2].digest
+    assert isinstance(sender.answer(handler, full)[0], ReplyHeader)
+    assert digest(replica(handler)[0]) == sender.news[2].digest
 
 
 def test_what_does_not_come_out_right_leaves_what_was_held(tmp_path):
     sender = Sender(tmp_path)
-    session = sender.session()
-    sender.answer(session, sender.assign(1))
-    before = replica(session)[0].tobytes()
+    handler = sender.handler()
+    sender.answer(handler, sender.assign(1))
+    before = replica(handler)[0].tobytes()
     delivery = sender.changes(1, 2)
     wrong = replace(delivery, assignment=replace(delivery.assignment, base_digest="0" * 64))
-    assert sender.answer(session, wrong)[0].kind == "base-mismatch"
-    assert (replica(session)[0].tobytes(), replica(session)[1]) == (before, 0)
-    assert isinstance(sender.answer(session, delivery)[0], ReplyHeader)
+    assert sender.answer(handler, wrong)[0].kind == "base-mismatch"
+    assert (replica(handler)[0].tobytes(), replica(handler)[1]) == (before, 0)
+    assert isinstance(sender.answer(handler, delivery)[0], ReplyHeader)
 
 
 def test_a_replica_that_is_damaged_on_disk_is_not_believed(tmp_path):
     sender = Sender(tmp_path)
-    sender.answer(sender.session(), sender.assign(1))
+    sender.answer(sender.handler(), sender.assign(1))
     (file,) = (tmp_path / "device").rglob("replica-*")
     file.write_bytes(file.read_bytes()[:-4] + b"xxxx")
-    session = sender.session()
-    assert sender.answer(session, sender.changes(1, 1))[0].kind == "base-mismatch"
+    handler = sender.handler()
+    assert sender.answer(handler, sender.changes(1, 1))[0].kind == "base-mismatch"
     assert "the replica of small-1 is not readable" in " ".join(sender.said)
 
 
 def test_an_assignment_at_the_version_that_is_held_needs_no_parts(tmp_path):
     sender = Sender(tmp_path)
-    session = sender.session()
-    sender.answer(session, sender.assign(1))
-    sender.answer(session, sender.changes(1, 2))
+    handler = sender.handler()
+    sender.answer(handler, sender.assign(1))
+    sender.answer(handler, sender.changes(1, 2))
     same = sender.assign(9, parts=(), base_version=2, base_digest=sender.news[1].digest)
-    assert isinstance(sender.answer(session, replace(same, bundle=None))[0], ReplyHeader)
+    assert isinstance(sender.answer(handler, replace(same, bundle=None))[0], ReplyHeader)
 
 
 def test_without_compression_no_model_is_kept(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    aggregator.answer(aggregator.session(), aggregator.assign())
+    aggregator.answer(aggregator.handler(), aggregator.assign())
     assert not list((tmp_path / "device").rglob("replica-*"))

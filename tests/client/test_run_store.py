@@ -23,17 +23,17 @@ from thinwire.core.types import ReplyHeader
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
 
 
-def residual(session: AssignmentHandler) -> np.ndarray:
-    found = session.kept[RUN][1].residual
+def residual(handler: AssignmentHandler) -> np.ndarray:
+    found = handler.kept[RUN][1].residual
     assert found is not None
     return found
 
 
 def test_a_run_that_is_over_leaves_its_sequence_only(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign())
-    session.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign())
+    handler.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
     folder = tmp_path / "device" / "runs" / RUN
     assert [path.name for path in folder.iterdir()] == ["state.json"]
     assert json.loads((folder / "state.json").read_text())["sequence"] == 1
@@ -43,36 +43,36 @@ def test_a_run_that_is_over_leaves_its_sequence_only(tmp_path):
 def test_nothing_of_another_run_with_the_same_id_goes_into_this_one(tmp_path):
     """Ids are counted, so a new aggregator's first run has the id, and its assignments the ids, of another's."""
     aggregator, clean = (Aggregator(tmp_path / name, task_of(), plan_of(**SPARSE)) for name in ("a", "b"))
-    expected, bundle = clean.answer(clean.session(), clean.assign(identity="b" * 16))
-    session = aggregator.session()
+    expected, bundle = clean.answer(clean.handler(), clean.assign(identity="b" * 16))
+    handler = aggregator.handler()
     for number in (1, 2):
-        aggregator.answer(session, aggregator.assign(number, identity="a" * 16))
-    for device in (session, aggregator.session()):
+        aggregator.answer(handler, aggregator.assign(number, identity="a" * 16))
+    for device in (handler, aggregator.handler()):
         header, sent = aggregator.answer(device, aggregator.assign(identity="b" * 16))
         assert (header.identity, header.update_id, header.parts) == ("b" * 16, expected.update_id, expected.parts)
         assert sent.read_bytes() == bundle.read_bytes()
     assert f"{RUN}: another run of this name; what this disk holds of the earlier one is not sent" in aggregator.said
-    assert [header.identity for header, _ in aggregator.session().unsent()] == ["b" * 16]
+    assert [header.identity for header, _ in aggregator.handler().unsent()] == ["b" * 16]
 
 
 def test_the_end_of_another_run_with_the_same_id_ends_nothing_here(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign(identity="a" * 16))
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign(identity="a" * 16))
     stop = aggregator.assign(2, kind="stop").assignment
     for identity in ("b" * 16, ""):
-        session.stop(replace(stop, identity=identity), aggregator.said.append)
+        handler.stop(replace(stop, identity=identity), aggregator.said.append)
         assert "another run of this name is over" in aggregator.said[-1]
-        assert [header.identity for header, _ in aggregator.session().unsent()] == ["a" * 16]
-    session.stop(replace(stop, identity="a" * 16), aggregator.said.append)
-    assert (aggregator.said[-1], aggregator.session().unsent()) == (f"{RUN} is over", [])
+        assert [header.identity for header, _ in aggregator.handler().unsent()] == ["a" * 16]
+    handler.stop(replace(stop, identity="a" * 16), aggregator.said.append)
+    assert (aggregator.said[-1], aggregator.handler().unsent()) == (f"{RUN} is over", [])
 
 
 def test_how_far_another_run_with_the_same_id_came_takes_nothing_away(tmp_path):
     """What it has seen of this device under this name says nothing of what this disk holds of its own run."""
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    aggregator.answer(aggregator.session(), aggregator.assign(identity="a" * 16))
-    other, same = aggregator.session(), aggregator.session()
+    aggregator.answer(aggregator.handler(), aggregator.assign(identity="a" * 16))
+    other, same = aggregator.handler(), aggregator.handler()
     other.welcomed({RUN: 7}, {RUN: "b" * 16})
     assert [header.identity for header, _ in other.unsent()] == ["a" * 16]
     same.welcomed({RUN: 7}, {RUN: "a" * 16})
@@ -83,24 +83,24 @@ def test_how_far_another_run_with_the_same_id_came_takes_nothing_away(tmp_path):
 
 def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
+    handler = aggregator.handler()
     runs = [f"small-{number}" for number in range(1, 8)]
     held = []
     for run in runs:
-        aggregator.answer(session, aggregator.assign(run=run))
-        held.append(session.kept.held_bytes)
+        aggregator.answer(handler, aggregator.assign(run=run))
+        held.append(handler.kept.held_bytes)
     kept = {path.name for path in (tmp_path / "device" / "runs").iterdir() if len(list(path.iterdir())) > 1}
     assert kept == set(runs[-4:])
     assert held[3:] == held[3:4] * 4
-    assert {header.update_id.run for header, _ in aggregator.session().unsent()} == kept
-    header, _ = aggregator.answer(session, aggregator.assign(run=runs[0]))
+    assert {header.update_id.run for header, _ in aggregator.handler().unsent()} == kept
+    header, _ = aggregator.answer(handler, aggregator.assign(run=runs[0]))
     assert (header.lost, header.update_id.sequence) == ("given-up", 2)
-    assert aggregator.answer(session, aggregator.assign(run="other-1"))[0].kind == "protocol"
+    assert aggregator.answer(handler, aggregator.assign(run="other-1"))[0].kind == "protocol"
 
 
-def of_runs(session):
+def of_runs(handler):
     """How many runs this process keeps anything of, in each place."""
-    return [len(session.kept._runs), len(session._afterwards), len(session._ahead)]
+    return [len(handler.kept._runs), len(handler._uplink_estimators), len(handler._ahead)]
 
 
 @pytest.mark.parametrize("ended", ["over", "never over"])
@@ -108,44 +108,44 @@ def test_of_many_runs_that_owe_nothing_only_the_latest_numbers_are_kept(tmp_path
     """An aggregator names as many as it likes, and need not end them."""
     monkeypatch.setattr(run_store, "MAX_ENDED_RUNS", 3)
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session, runs, assigned = aggregator.session(), tmp_path / "device" / "runs", [f"small-{n}" for n in range(1, 13)]
+    handler, runs, assigned = aggregator.handler(), tmp_path / "device" / "runs", [f"small-{n}" for n in range(1, 13)]
     for run in assigned:
         header, _ = aggregator.answer(
-            session, aggregator.assign(kind="train" if ended == "over" else "evaluate", run=run)
+            handler, aggregator.assign(kind="train" if ended == "over" else "evaluate", run=run)
         )
-        session.delivered(header, 0.1)
+        handler.delivered(header, 0.1)
         if ended == "over":
-            session.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
+            handler.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
     assert {path.name for path in runs.iterdir()} == set(assigned[-4:])
-    assert max(of_runs(session)) <= 4
-    assert aggregator.answer(session, aggregator.assign(2, run=assigned[-2]))[0].update_id.sequence == 2
+    assert max(of_runs(handler)) <= 4
+    assert aggregator.answer(handler, aggregator.assign(2, run=assigned[-2]))[0].update_id.sequence == 2
 
 
 def test_a_run_that_still_owes_a_reply_is_kept_though_newer_ones_are_over(tmp_path, monkeypatch):
     monkeypatch.setattr(run_store, "MAX_ENDED_RUNS", 1)
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    owed, _ = aggregator.answer(session, aggregator.assign(kind="evaluate", run="small-1"))
+    handler = aggregator.handler()
+    owed, _ = aggregator.answer(handler, aggregator.assign(kind="evaluate", run="small-1"))
     for run in ("small-2", "small-3", "small-4"):
-        aggregator.answer(session, aggregator.assign(run=run))
-        session.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
-    assert [header for header, _ in aggregator.session().unsent()] == [owed]
+        aggregator.answer(handler, aggregator.assign(run=run))
+        handler.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
+    assert [header for header, _ in aggregator.handler().unsent()] == [owed]
 
 
 def test_nothing_stays_in_memory_of_runs_that_were_refused_or_given_up(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of("[local.overlap]\nmax_delay = 1\n", **SPARSE))
-    session = aggregator.session()
+    handler = aggregator.handler()
     for number in range(20):
-        aggregator.answer(session, aggregator.assign(run=f"small-{number}", layout_digest="0" * 64))
+        aggregator.answer(handler, aggregator.assign(run=f"small-{number}", layout_digest="0" * 64))
         with pytest.raises(Cancelled):
-            session.answer(aggregator.assign(run=f"small-{number}"), lambda: True, aggregator.said.append)
-    assert max(of_runs(session)) <= 1
+            handler.answer(aggregator.assign(run=f"small-{number}"), lambda: True, aggregator.said.append)
+    assert max(of_runs(handler)) <= 1
     for number in range(20):
-        session.delivered(aggregator.answer(session, aggregator.assign(run=f"small-{number}"))[0], 0.1)
-    assert of_runs(session) == [4, 4, 4]
+        handler.delivered(aggregator.answer(handler, aggregator.assign(run=f"small-{number}"))[0], 0.1)
+    assert of_runs(handler) == [4, 4, 4]
     for number in range(20):
-        session.stop(aggregator.assign(kind="stop", run=f"small-{number}").assignment, aggregator.said.append)
-    assert of_runs(session)[1:] == [0, 0]
+        handler.stop(aggregator.assign(kind="stop", run=f"small-{number}").assignment, aggregator.said.append)
+    assert of_runs(handler)[1:] == [0, 0]
 
 
 def test_a_run_whose_vectors_do_not_fit_on_the_disk_is_refused_before_the_data_are_read(tmp_path, monkeypatch):
@@ -156,24 +156,24 @@ def test_a_run_whose_vectors_do_not_fit_on_the_disk_is_refused_before_the_data_a
         return Split(examples(), examples(6, 4))
 
     aggregator = Aggregator(tmp_path, task_of(data=data), plan_of(**SPARSE))
-    session = aggregator.session(admission=AdmissionController(Policy(min_free_disk_mb=1)))
+    handler = aggregator.handler(admission=AdmissionController(Policy(min_free_disk_mb=1)))
     residual_bytes, free = 4 * aggregator.first.vector.size, [0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
     free[0] = 10**6 + residual_bytes - 1
-    failure, _ = aggregator.answer(session, aggregator.assign())
+    failure, _ = aggregator.answer(handler, aggregator.assign())
     assert (failure.kind, failure.text.partition(":")[0], read) == ("disk", "min_free_disk_mb = 1", [])
     assert not (tmp_path / "device" / "runs").exists()
     free[0] += 10**4
-    assert isinstance(aggregator.answer(session, aggregator.assign())[0], ReplyHeader)
+    assert isinstance(aggregator.answer(handler, aggregator.assign())[0], ReplyHeader)
 
 
 def test_the_end_of_runs_that_this_device_has_no_part_in_writes_nothing(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    session = aggregator.session()
+    handler = aggregator.handler()
     declined = aggregator.assign(run="small-8", layout_digest="0" * 64)
-    aggregator.answer(session, declined)
+    aggregator.answer(handler, declined)
     for number in range(8, 20):
-        session.stop(aggregator.assign(kind="stop", run=f"small-{number}").assignment, aggregator.said.append)
+        handler.stop(aggregator.assign(kind="stop", run=f"small-{number}").assignment, aggregator.said.append)
     assert not (tmp_path / "device" / "runs").exists()
     assert not [line for line in aggregator.said if line.endswith("is over")]
 
@@ -181,20 +181,20 @@ def test_the_end_of_runs_that_this_device_has_no_part_in_writes_nothing(tmp_path
 @pytest.mark.parametrize("run", ["../../elsewhere", ""])
 def test_the_end_of_a_run_that_cannot_be_is_said_and_ends_nothing_else(tmp_path, run):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    session = aggregator.session()
-    session.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
+    handler = aggregator.handler()
+    handler.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
     assert aggregator.said == [f"no run can be called {run!r}"]
-    assert isinstance(aggregator.answer(session, aggregator.assign())[0], ReplyHeader)
+    assert isinstance(aggregator.answer(handler, aggregator.assign())[0], ReplyHeader)
 
 
 def test_the_end_of_a_run_on_a_full_disk_is_said_and_what_is_kept_does_no_harm(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    header, bundle = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, bundle = aggregator.answer(aggregator.handler(), aggregator.assign())
 
     def full(path, data):
         raise DataLost("the disk is full")
 
-    session = aggregator.session(write=full)
-    session.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
+    handler = aggregator.handler(write=full)
+    handler.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
     assert aggregator.said[-1] == "the disk is full"
-    assert aggregator.session().unsent() == [(header, bundle)]
+    assert aggregator.handler().unsent() == [(header, bundle)]

@@ -199,7 +199,7 @@ def test_the_end_of_a_run_before_its_time_does_not_end_a_once_process(
 
 
 def test_a_hello_names_the_runs_that_the_device_keeps_until_it_knows_that_they_are_over(running: Running) -> None:
-    left, identity = running.aggregator.session(running.folder / "device"), "a" * 16
+    left, identity = running.aggregator.handler(running.folder / "device"), "a" * 16
     running.aggregator.answer(left, running.aggregator.assign(1, identity=identity))
     running.start()
     assert running.joined.hello.open_runs == {RUN: identity}
@@ -216,7 +216,7 @@ def test_once_ends_at_the_stop_of_a_run_that_it_saw_and_was_never_drawn_in(runni
 
 
 def test_an_answer_that_was_not_sent_is_sent_by_the_next_process(running: Running) -> None:
-    left = running.aggregator.session(running.folder / "device")
+    left = running.aggregator.handler(running.folder / "device")
     header = running.aggregator.answer(left, running.aggregator.assign(1))[0]
     running.start()
     assert polled(running.fleet, ReplyHeader).update_id == header.update_id

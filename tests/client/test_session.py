@@ -37,8 +37,8 @@ def decoded(aggregator: Aggregator, header: ReplyHeader, bundle) -> np.ndarray:
     return out
 
 
-def residual(session: AssignmentHandler) -> np.ndarray:
-    found = session.kept[RUN][1].residual
+def residual(handler: AssignmentHandler) -> np.ndarray:
+    found = handler.kept[RUN][1].residual
     assert found is not None
     return found
 
@@ -47,7 +47,7 @@ def residual(session: AssignmentHandler) -> np.ndarray:
 def test_with_identity_and_no_feedback_the_frames_are_the_change_divided_by_a(tmp_path, momentum):
     plan = plan_of(f"momentum = {momentum}")
     aggregator = Aggregator(tmp_path, task_of(), plan, steps=4)
-    header, bundle = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, bundle = aggregator.answer(aggregator.handler(), aggregator.assign())
     module = build(aggregator.task)
     places = tensors.places_of(module)
     tensors.write(module, places, aggregator.first.vector)
@@ -63,12 +63,12 @@ def test_with_identity_and_no_feedback_the_frames_are_the_change_divided_by_a(tm
 def test_who_is_selected_once_more_in_a_round_trains_over_other_batches_and_measures_nothing(tmp_path):
     """From the same version: what it did over the same batches would be the same change once more."""
     aggregator = Aggregator(tmp_path, task_of(), plan_of(), steps=2)
-    session = aggregator.session()
+    handler = aggregator.handler()
     assignments = (
         aggregator.assign(assignment_id=f"{RUN}.1.pi-01"),
         aggregator.assign(assignment_id=f"{RUN}.1+.pi-01", is_follow_up=True),
     )
-    answers = [aggregator.answer(session, assignment) for assignment in assignments]
+    answers = [aggregator.answer(handler, assignment) for assignment in assignments]
     first, second = (decoded(aggregator, *answer) for answer in answers)
     assert np.abs(first - second).max() > 0
     assert ["eval/loss" in header.metrics for header, _ in answers] == [True, False]
@@ -79,8 +79,8 @@ def test_a_clip_that_the_assignment_names_is_the_one_that_is_trained_with(tmp_pa
         Aggregator(tmp_path / name, task_of(), plan_of(f"clip_grad = {clip}"))
         for name, clip in {"selected": 1.0, "planned": 0.05}.items()
     )
-    _, bundle = assigned.answer(assigned.session(), assigned.assign(work=Work(3, 8, clip=0.05)))
-    _, expected = planned.answer(planned.session(), planned.assign())
+    _, bundle = assigned.answer(assigned.handler(), assigned.assign(work=Work(3, 8, clip=0.05)))
+    _, expected = planned.answer(planned.handler(), planned.assign())
     assert bundle.read_bytes() == expected.read_bytes()
 
 
@@ -95,7 +95,7 @@ def test_the_plan_says_how_many_threads_encode_and_the_bytes_are_the_same(tmp_pa
     monkeypatch.setattr(execute, "encode", encode_there)
     for count in (0, 1, 3):
         aggregator = Aggregator(tmp_path / str(count), task_of(), plan_of(f"codec_threads = {count}"))
-        _, bundle = aggregator.answer(aggregator.session(), aggregator.assign())
+        _, bundle = aggregator.answer(aggregator.handler(), aggregator.assign())
         bytes_sent.add(bundle.read_bytes())
     assert seen == [native.cores(), 1, 3]
     assert len(bytes_sent) == 1
@@ -103,22 +103,22 @@ def test_the_plan_says_how_many_threads_encode_and_the_bytes_are_the_same(tmp_pa
 
 def test_what_was_not_sent_stays_in_the_residual_and_goes_with_the_next(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    header, bundle = aggregator.answer(session, aggregator.assign())
+    handler = aggregator.handler()
+    header, bundle = aggregator.answer(handler, aggregator.assign())
     dense = Aggregator(tmp_path / "dense", task_of(), plan_of())
-    whole = decoded(dense, *dense.answer(dense.session(), dense.assign()))
-    np.testing.assert_allclose(decoded(aggregator, header, bundle) + residual(session), whole, atol=1e-6)
-    assert header.residual_norm == pytest.approx(float(np.linalg.norm(residual(session))))
+    whole = decoded(dense, *dense.answer(dense.handler(), dense.assign()))
+    np.testing.assert_allclose(decoded(aggregator, header, bundle) + residual(handler), whole, atol=1e-6)
+    assert header.residual_norm == pytest.approx(float(np.linalg.norm(residual(handler))))
     assert header.payload_bytes < dense.first.layout.size * 4
 
 
 def test_an_assignment_that_was_answered_gets_the_same_bytes_from_this_process_and_the_next(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    header, bundle = aggregator.answer(session, aggregator.assign())
+    handler = aggregator.handler()
+    header, bundle = aggregator.answer(handler, aggregator.assign())
     body = bundle.read_bytes()
-    assert aggregator.answer(session, aggregator.assign()) == (header, bundle)
-    later = aggregator.session()
+    assert aggregator.answer(handler, aggregator.assign()) == (header, bundle)
+    later = aggregator.handler()
     assert later.unsent() == [(header, bundle)]
     assert aggregator.answer(later, aggregator.assign()) == (header, bundle)
     assert bundle.read_bytes() == body
@@ -126,39 +126,39 @@ def test_an_assignment_that_was_answered_gets_the_same_bytes_from_this_process_a
 
 def test_aggregated_is_forgotten_and_dropped_goes_back_into_the_residual_once(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    header, bundle = aggregator.answer(session, aggregator.assign())
-    sent, before = decoded(aggregator, header, bundle), residual(session).copy()
-    aggregator.answer(session, aggregator.assign(2, kind="evaluate", outcomes=[(1, "unknown")]))
-    np.testing.assert_array_equal(residual(session), before)
-    aggregator.answer(session, aggregator.assign(3, kind="evaluate", outcomes=[(1, "dropped")]))
-    np.testing.assert_allclose(residual(session), before + sent, atol=1e-7)
-    aggregator.answer(session, aggregator.assign(4, kind="evaluate", outcomes=[(1, "dropped")]))
-    np.testing.assert_allclose(residual(session), before + sent, atol=1e-7)
+    handler = aggregator.handler()
+    header, bundle = aggregator.answer(handler, aggregator.assign())
+    sent, before = decoded(aggregator, header, bundle), residual(handler).copy()
+    aggregator.answer(handler, aggregator.assign(2, kind="evaluate", outcomes=[(1, "unknown")]))
+    np.testing.assert_array_equal(residual(handler), before)
+    aggregator.answer(handler, aggregator.assign(3, kind="evaluate", outcomes=[(1, "dropped")]))
+    np.testing.assert_allclose(residual(handler), before + sent, atol=1e-7)
+    aggregator.answer(handler, aggregator.assign(4, kind="evaluate", outcomes=[(1, "dropped")]))
+    np.testing.assert_allclose(residual(handler), before + sent, atol=1e-7)
     assert not bundle.exists()
 
 
 @pytest.mark.parametrize(("plan", "more"), [({}, ""), (SPARSE, ", it goes into the next one")])
 def test_what_became_of_a_dropped_update_is_said(tmp_path, plan, more):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**plan))
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign())
-    aggregator.answer(session, aggregator.assign(2, outcomes=[(1, "dropped")]))
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign())
+    aggregator.answer(handler, aggregator.assign(2, outcomes=[(1, "dropped")]))
     assert f"round 1: its update was not used{more}" in aggregator.said
 
 
 def test_the_sequence_goes_on_above_what_the_aggregator_has_seen(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    session = aggregator.session()
-    session.welcomed({RUN: 9})
-    header, _ = aggregator.answer(session, aggregator.assign())
+    handler = aggregator.handler()
+    handler.welcomed({RUN: 9})
+    header, _ = aggregator.answer(handler, aggregator.assign())
     assert header.update_id.sequence == 10
 
 
 def test_the_model_is_measured_before_training_every_so_many_rounds(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(run="evaluate_every = 2"))
-    session = aggregator.session()
-    headers = [aggregator.answer(session, aggregator.assign(number))[0] for number in (1, 2, 3)]
+    handler = aggregator.handler()
+    headers = [aggregator.answer(handler, aggregator.assign(number))[0] for number in (1, 2, 3)]
     assert ["eval/accuracy" in header.metrics for header in headers] == [True, False, True]
     module = build(aggregator.task)
     places = tensors.places_of(module)
@@ -173,16 +173,16 @@ def test_the_model_is_measured_before_training_every_so_many_rounds(tmp_path):
 
 def test_an_evaluation_answers_with_metrics_and_no_parts(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    session = aggregator.session()
-    header, bundle = aggregator.answer(session, aggregator.assign(kind="evaluate"))
+    handler = aggregator.handler()
+    header, bundle = aggregator.answer(handler, aggregator.assign(kind="evaluate"))
     assert (header.parts, bundle, header.a, header.examples) == ((), None, 0.0, 6)
-    session.delivered(header)
-    assert session.unsent() == []
+    handler.delivered(header)
+    assert handler.unsent() == []
 
 
 def test_running_statistics_travel_as_a_frame_and_counters_in_the_header(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(normed), plan_of())
-    header, bundle = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, bundle = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert [part.name for part in header.parts] == ["frame/0", "buffers"]
     assert header.counters == {"1.num_batches_tracked": 3}
     mean = BufferMean(aggregator.first.layout)
@@ -193,23 +193,23 @@ def test_running_statistics_travel_as_a_frame_and_counters_in_the_header(tmp_pat
 @pytest.mark.parametrize("buffers", ["local", "frozen"])
 def test_statistics_that_are_not_averaged_stay_here(tmp_path, buffers):
     aggregator = Aggregator(tmp_path, task_of(normed), plan_of(f'buffers = "{buffers}"'))
-    session = aggregator.session()
-    header, _ = aggregator.answer(session, aggregator.assign())
+    handler = aggregator.handler()
+    header, _ = aggregator.answer(handler, aggregator.assign())
     assert ([part.name for part in header.parts], header.counters) == (["frame/0"], {})
-    kept = session.kept[RUN][1].buffers
+    kept = handler.kept[RUN][1].buffers
     assert (kept is not None) == (buffers == "local")
 
 
 def test_training_says_its_steps_and_its_deadline(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(), steps=5)
-    aggregator.answer(aggregator.session(), aggregator.assign(7, deadline_s=40.0))
+    aggregator.answer(aggregator.handler(), aggregator.assign(7, deadline_s=40.0))
     assert "round 7: evaluate" in aggregator.said
     assert any(line.startswith("round 7: train 5/5 steps, deadline in ") for line in aggregator.said)
 
 
 def test_data_without_a_test_part_is_trained_on_and_not_measured(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(data=lambda client: Split(examples())), plan_of())
-    header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert list(header.metrics) == ["train/loss"]
 
 
@@ -249,7 +249,7 @@ def test_loading_is_measured_until_training_begins_and_what_follows_training_is_
         time.advance(3.0)
         return payload.take_base(*words)
 
-    session = aggregator.session(clock=clock, take_base=take_base)
-    session.executor = executor
-    header, _ = aggregator.answer(session, aggregator.assign())
+    handler = aggregator.handler(clock=clock, take_base=take_base)
+    handler.executor = executor
+    header, _ = aggregator.answer(handler, aggregator.assign())
     assert (header.timings.load_s, header.timings.train_s) == (5.0, 0.0)

@@ -42,7 +42,7 @@ def test_a_failure_tells_the_class_and_the_place_and_nothing_of_the_data(tmp_pat
     }[where]
     task = replace(broken, file=__file__)
     aggregator = Aggregator(tmp_path, task, plan_of(run='evaluate = "off"'))
-    failure, bundle = aggregator.answer(aggregator.session(), aggregator.assign())
+    failure, bundle = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert isinstance(failure, Failure)
     assert bundle is None
     assert failure.kind == "task-error"
@@ -59,7 +59,7 @@ def test_a_refusal_that_the_tasks_own_code_raised_is_not_told_in_its_words(tmp_p
         raise TaskError(SECRET)
 
     aggregator = Aggregator(tmp_path, task_of(loss=loss), plan_of())
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    failure, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert failure == Failure("task-error", "TaskError", "a-1", "pi-01")
 
 
@@ -69,13 +69,13 @@ def nan_loss(model, batch):
 
 def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign())
-    before = session.kept[RUN][1]
-    broken = AssignmentHandler("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.client)
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign())
+    before = handler.kept[RUN][1]
+    broken = AssignmentHandler("pi-01", task_of(loss=nan_loss), tmp_path / "device", handler.client)
     failure, _ = aggregator.answer(broken, aggregator.assign(2))
     assert failure.kind == "non-finite"
-    assert broken.unsent() == [(e.header, session.kept[RUN][0].path(e)) for e in before.outbox]
+    assert broken.unsent() == [(e.header, handler.kept[RUN][0].path(e)) for e in before.outbox]
 
 
 def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
@@ -85,7 +85,7 @@ def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
         return 3
 
     aggregator = Aggregator(tmp_path, task_of(train=train), plan_of())
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    failure, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert failure.kind == "non-finite"
 
 
@@ -96,28 +96,28 @@ def test_a_change_as_large_as_float32_can_hold_is_still_an_answer_that_can_be_se
         return 3
 
     aggregator = Aggregator(tmp_path, task_of(train=train), plan_of(run='evaluate = "off"'))
-    header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    header, _ = aggregator.answer(aggregator.handler(), aggregator.assign())
     assert reply_from_bytes(reply_to_bytes(header)) == header
     assert header.norm == pytest.approx(1e30 * 12**0.5)
 
 
 def test_another_model_or_a_damaged_one_is_a_failure_with_its_kind(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
-    session = aggregator.session()
-    failure, _ = aggregator.answer(session, aggregator.assign(layout_digest="0" * 64))
+    handler = aggregator.handler()
+    failure, _ = aggregator.answer(handler, aggregator.assign(layout_digest="0" * 64))
     assert failure.kind == "layout-mismatch"
-    failure, _ = aggregator.answer(session, aggregator.assign(base_digest=digest(aggregator.first.vector + 1)))
+    failure, _ = aggregator.answer(handler, aggregator.assign(base_digest=digest(aggregator.first.vector + 1)))
     assert failure.kind == "base-mismatch"
     delivery = aggregator.assign()
     assert delivery.bundle is not None
     delivery.bundle.write_bytes(delivery.bundle.read_bytes()[:-3])
-    failure, _ = aggregator.answer(session, delivery)
+    failure, _ = aggregator.answer(handler, delivery)
     assert failure.kind == "base-mismatch"
-    failure, _ = aggregator.answer(session, aggregator.assign(run="../../elsewhere"))
+    failure, _ = aggregator.answer(handler, aggregator.assign(run="../../elsewhere"))
     assert failure.kind == "protocol"
-    failure, _ = aggregator.answer(session, aggregator.assign(plan="digest only"))
+    failure, _ = aggregator.answer(handler, aggregator.assign(plan="digest only"))
     assert failure.kind == "need-plan"
-    header, _ = aggregator.answer(session, aggregator.assign())
+    header, _ = aggregator.answer(handler, aggregator.assign())
     assert isinstance(header, ReplyHeader)
 
 
@@ -130,9 +130,9 @@ def test_a_disk_that_is_full_is_a_failure_and_the_assignment_can_be_answered_lat
         path.write_bytes(data)
 
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
-    session = aggregator.session(write=write)
-    failure, _ = aggregator.answer(session, aggregator.assign())
+    handler = aggregator.handler(write=write)
+    failure, _ = aggregator.answer(handler, aggregator.assign())
     assert failure.kind == "disk"
     full[0] = False
-    header, _ = aggregator.answer(session, aggregator.assign())
+    header, _ = aggregator.answer(handler, aggregator.assign())
     assert header.update_id.sequence == 1

@@ -35,9 +35,9 @@ def device(folder: Path, train: Any = counting, more: str = "") -> Aggregator:
     return Aggregator(folder, task_of(train=train), plan_of(more))
 
 
-def kept(session: AssignmentHandler) -> tuple[int, dict[str, Any]]:
+def kept(handler: AssignmentHandler) -> tuple[int, dict[str, Any]]:
     """The sequence of the last reply and the state that this disk holds."""
-    _, state = session.kept.opened(RUN, lambda line: None)
+    _, state = handler.kept.opened(RUN, lambda line: None)
     return state.sequence, {name: array.tolist() for name, array in state.context.items()}
 
 
@@ -45,9 +45,9 @@ def trained(aggregator: Aggregator, *rounds: int, **options: Any) -> list[tuple[
     """What the device keeps after each of these rounds, each in a process of its own."""
     found = []
     for number in rounds:
-        reply, _ = aggregator.answer(aggregator.session(**options), aggregator.assign(number))
+        reply, _ = aggregator.answer(aggregator.handler(**options), aggregator.assign(number))
         assert not isinstance(reply, Failure), reply.text
-        found.append(kept(aggregator.session(**options)))
+        found.append(kept(aggregator.handler(**options)))
     return found
 
 
@@ -60,38 +60,38 @@ def test_a_training_finds_what_the_last_one_left_over_restarts(tmp_path: Path) -
 def test_it_outlives_its_run_and_a_run_that_begins_with_its_model_takes_it_along(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
     for number in (1, 2):
-        aggregator.answer(aggregator.session(), aggregator.assign(number, identity="own"))
+        aggregator.answer(aggregator.handler(), aggregator.assign(number, identity="own"))
     ended = aggregator.assign(3, kind="stop", identity="own").assignment
-    aggregator.session().stop(ended, aggregator.said.append)
-    assert kept(aggregator.session()) == (2, {}), "it is in a file of its own"
+    aggregator.handler().stop(ended, aggregator.said.append)
+    assert kept(aggregator.handler()) == (2, {}), "it is in a file of its own"
     (one,) = kept_runs(tmp_path / "device")
     assert (one.run, one.is_open, one.personal) == (RUN, False, 0)
     later = Aggregator(tmp_path, task_of(train=counting), plan_of(run=f'init = "run:{RUN}"'))
-    later.answer(session := later.session(), later.assign(1, run="small-2"))
-    _, state = session.kept.opened("small-2", lambda line: None)
+    later.answer(handler := later.handler(), later.assign(1, run="small-2"))
+    _, state = handler.kept.opened("small-2", lambda line: None)
     assert (state.sequence, int(state.context["times"])) == (1, 3)
-    aggregator.answer(session := aggregator.session(), aggregator.assign(4, identity="own"))
-    assert kept(session) == (3, {"times": 3, "rounds": [1, 2, 4]}), "the run was extended"
+    aggregator.answer(handler := aggregator.handler(), aggregator.assign(4, identity="own"))
+    assert kept(handler) == (3, {"times": 3, "rounds": [1, 2, 4]}), "the run was extended"
 
 
 def test_a_repeated_a_withdrawn_and_a_failed_assignment_move_nothing(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
     (before,) = trained(aggregator, 1)
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign(1))
-    assert kept(session) == before, "it was answered before"
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign(1))
+    assert kept(handler) == before, "it was answered before"
     with pytest.raises(Cancelled):
-        session.answer(aggregator.assign(2), lambda: True, aggregator.said.append)
-    assert kept(session) == kept(aggregator.session()) == before
+        handler.answer(aggregator.assign(2), lambda: True, aggregator.said.append)
+    assert kept(handler) == kept(aggregator.handler()) == before
 
     def broken(model: nn.Module, data: Any, context: Any) -> int:
         context.state["rounds"][:] = 99
         return 1 // 0
 
     other = device(tmp_path, broken)
-    reply, _ = other.answer(other.session(), other.assign(2))
+    reply, _ = other.answer(other.handler(), other.assign(2))
     assert isinstance(reply, Failure)
-    assert kept(aggregator.session()) == before
+    assert kept(aggregator.handler()) == before
 
 
 def test_a_state_that_is_changed_in_place_moves_with_the_reply_only(tmp_path: Path) -> None:
@@ -103,20 +103,20 @@ def test_a_state_that_is_changed_in_place_moves_with_the_reply_only(tmp_path: Pa
         return len(data)
 
     aggregator = device(tmp_path, train)
-    session = aggregator.session()
+    handler = aggregator.handler()
     for number in (1, 2):
-        aggregator.answer(session, aggregator.assign(number))
+        aggregator.answer(handler, aggregator.assign(number))
         leaked[-1][:] = 50  # after the training, by a thread of the task for instance
-    assert kept(session) == (2, {"sums": [2.0, 2.0]})
+    assert kept(handler) == (2, {"sums": [2.0, 2.0]})
 
 
 @pytest.mark.parametrize("outcome", ["aggregated", "dropped", "unknown"])
 def test_no_outcome_moves_it_back(tmp_path: Path, outcome: str) -> None:
     aggregator = device(tmp_path)
     (before,) = trained(aggregator, 1)
-    session = aggregator.session()
-    aggregator.answer(session, aggregator.assign(2, kind="evaluate", outcomes=[(1, outcome)]))
-    assert kept(session)[1] == before[1]
+    handler = aggregator.handler()
+    aggregator.answer(handler, aggregator.assign(2, kind="evaluate", outcomes=[(1, outcome)]))
+    assert kept(handler)[1] == before[1]
 
 
 def test_a_kill_at_any_write_leaves_the_state_of_one_of_two_commits_and_the_same_assignment_ends_alike(
@@ -131,10 +131,10 @@ def test_lost_and_older_state_begins_empty_and_the_reply_says_so(tmp_path: Path)
     trained(aggregator, 1, 2)
     for path in (tmp_path / "device" / "runs" / RUN).glob("context-*"):
         path.unlink()
-    reply, _ = aggregator.answer(session := aggregator.session(), aggregator.assign(3))
+    reply, _ = aggregator.answer(handler := aggregator.handler(), aggregator.assign(3))
     assert reply.lost == "damaged"
-    assert kept(session) == (3, {"times": 1, "rounds": [3]})
-    behind = aggregator.session()
+    assert kept(handler) == (3, {"times": 1, "rounds": [3]})
+    behind = aggregator.handler()
     behind.welcomed({RUN: 7})
     reply, _ = aggregator.answer(behind, aggregator.assign(8))
     assert reply.lost == "older"
@@ -144,21 +144,21 @@ def test_lost_and_older_state_begins_empty_and_the_reply_says_so(tmp_path: Path)
 def test_it_ends_with_its_run_and_another_run_of_the_name_begins_empty(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
     trained(aggregator, 1)
-    aggregator.answer(session := aggregator.session(), aggregator.assign(2, identity="another"))
-    assert kept(session)[1] == {"times": 1, "rounds": [2]}
-    session.stop(aggregator.assign(3, kind="stop", identity="another").assignment, aggregator.said.append)
-    assert kept(session)[1] == {}
+    aggregator.answer(handler := aggregator.handler(), aggregator.assign(2, identity="another"))
+    assert kept(handler)[1] == {"times": 1, "rounds": [2]}
+    handler.stop(aggregator.assign(3, kind="stop", identity="another").assignment, aggregator.said.append)
+    assert kept(handler)[1] == {}
 
 
 def test_with_overlap_it_follows_the_order_of_training(tmp_path: Path) -> None:
-    session = (aggregator := device(tmp_path, more="overlap = { max_delay = 1 }")).session()
-    begun = [session.begin(aggregator.assign(n), lambda: False, aggregator.said.append) for n in (1, 2)]
-    assert kept(session) == (0, {}), "nothing is committed before it is sent"
+    handler = (aggregator := device(tmp_path, more="overlap = { max_delay = 1 }")).handler()
+    begun = [handler.begin(aggregator.assign(n), lambda: False, aggregator.said.append) for n in (1, 2)]
+    assert kept(handler) == (0, {}), "nothing is committed before it is sent"
     for one, rounds in zip(begun, ([1], [1, 2]), strict=True):
         assert isinstance(one, Begun)
         assert isinstance(one.outcome, Trained)
-        session.finish(one)
-        assert kept(session)[1]["rounds"] == rounds
+        handler.finish(one)
+        assert kept(handler)[1]["rounds"] == rounds
 
 
 def test_a_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_a_state_that_did_not_change_is_not_written_again(tmp_path: Path) -> Non
 def test_the_owner_bounds_it(tmp_path: Path) -> None:
     aggregator = device(tmp_path)
     small = AdmissionController(Policy(max_state_mb=10e-6, min_free_disk_mb=0))
-    failure, _ = aggregator.answer(aggregator.session(admission=small), aggregator.assign(1))
+    failure, _ = aggregator.answer(aggregator.handler(admission=small), aggregator.assign(1))
     assert (failure.kind, failure.text) == ("task-error", "context.state holds more than this device keeps")
     assert "12 bytes, and [policy] max_state_mb of client.toml allows 1e-05 MB" in aggregator.said[-1]
     trained(aggregator, 1)
-    failure, _ = aggregator.answer(aggregator.session(admission=small), aggregator.assign(2))
+    failure, _ = aggregator.answer(aggregator.handler(admission=small), aggregator.assign(2))
     assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_state_mb")
 
 

@@ -39,11 +39,11 @@ def device(folder: Path, text: str = EXIT) -> Aggregator:
     return Aggregator(folder, task_of(), plan_of(text, **SPARSE))
 
 
-def answered(aggregator: Aggregator, session: AssignmentHandler, *numbers: int) -> list[tuple[int, bytes]]:
+def answered(aggregator: Aggregator, handler: AssignmentHandler, *numbers: int) -> list[tuple[int, bytes]]:
     """(sequence, bytes) of the answers to these rounds, each told that the one before it was aggregated."""
     found = []
     for number in numbers:
-        header, bundle = aggregator.answer(session, aggregator.assign(number, outcomes=[(number - 1, "aggregated")]))
+        header, bundle = aggregator.answer(handler, aggregator.assign(number, outcomes=[(number - 1, "aggregated")]))
         found.append((header.update_id.sequence, bundle.read_bytes()))
     return found
 
@@ -51,33 +51,33 @@ def answered(aggregator: Aggregator, session: AssignmentHandler, *numbers: int) 
 def test_rounds_write_nothing_durable_but_one_mark_and_give_the_same_bytes(tmp_path):
     written = Written()
     lax, strict = device(tmp_path / "exit"), device(tmp_path / "round", "")
-    here = answered(lax, lax.session(write=written), 1, 2, 3)
+    here = answered(lax, lax.handler(write=written), 1, 2, 3)
     assert written.names == [MARK]
-    assert here == answered(strict, strict.session(), 1, 2, 3)
+    assert here == answered(strict, strict.handler(), 1, 2, 3)
 
 
 def test_what_was_saved_at_the_exit_is_gone_on_with(tmp_path):
     lax, strict = device(tmp_path / "exit"), device(tmp_path / "round", "")
-    session = lax.session()
-    here = answered(lax, session, 1, 2)
-    session.save(lax.said.append)
-    again = lax.session()
+    handler = lax.handler()
+    here = answered(lax, handler, 1, 2)
+    handler.save(lax.said.append)
+    again = lax.handler()
     assert [header.update_id.sequence for header, _ in again.unsent()] == [2]
     here += answered(lax, again, 3)
-    assert here == answered(strict, strict.session(), 1, 2, 3)
+    assert here == answered(strict, strict.handler(), 1, 2, 3)
 
 
 def test_a_kill_costs_the_residual_and_nothing_is_counted_twice(tmp_path):
     lax = device(tmp_path)
-    session = lax.session()
-    answered(lax, session, 1)
-    session.save(lax.said.append)
-    answered(lax, session, 2)  # the save is older than this
-    killed, said = lax.session(), list[str]()
+    handler = lax.handler()
+    answered(lax, handler, 1)
+    handler.save(lax.said.append)
+    answered(lax, handler, 2)  # the save is older than this
+    killed, said = lax.handler(), list[str]()
     assert killed.unsent(said.append) == []
     assert said == [f"{RUN}: what was not yet sent of it is lost: this client ended before it could save it"]
     fresh = device(tmp_path / "fresh", "")
-    _, first = answered(fresh, fresh.session(), 3)[0]
+    _, first = answered(fresh, fresh.handler(), 3)[0]
     ((sequence, body),) = answered(lax, killed, 3)
     assert body == first, "it begins with no residual"
     assert sequence == 1 + AHEAD + 1
@@ -87,25 +87,25 @@ def test_a_kill_costs_the_residual_and_nothing_is_counted_twice(tmp_path):
 @given(moves=st.lists(st.sampled_from(["answer", "save", "kill"]), max_size=12))
 def test_no_number_is_used_twice_whenever_it_is_killed(tmp_path_factory, moves):
     lax = device(tmp_path_factory.mktemp("killed"))
-    session, used, number = lax.session(), list[int](), 0
+    handler, used, number = lax.handler(), list[int](), 0
     for move in moves:
         if move == "answer":
             number += 1
-            used.append(answered(lax, session, number)[0][0])
+            used.append(answered(lax, handler, number)[0][0])
         elif move == "save":
-            session.save(lax.said.append)
+            handler.save(lax.said.append)
         else:
-            session = lax.session()
+            handler = lax.handler()
     assert used == sorted(set(used))
 
 
 def test_the_end_of_a_run_is_durable_at_once(tmp_path):
     lax = device(tmp_path)
-    session = lax.session()
-    answered(lax, session, 1)
-    session.stop(lax.assign(2, kind="stop").assignment, lax.said.append)
+    handler = lax.handler()
+    answered(lax, handler, 1)
+    handler.stop(lax.assign(2, kind="stop").assignment, lax.said.append)
     assert [path.name for path in (tmp_path / "device" / "runs" / RUN).iterdir()] == ["state.json"]
-    assert answered(lax, lax.session(), 3)[0][0] == 2
+    assert answered(lax, lax.handler(), 3)[0][0] == 2
 
 
 def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_again(tmp_path):
@@ -117,12 +117,12 @@ def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_again(tmp_path):
         write_atomically(path, data)
 
     lax = device(tmp_path)
-    session = lax.session(write=write)
-    answered(lax, session, 1)
+    handler = lax.handler(write=write)
+    answered(lax, handler, 1)
     full[0] = True
-    session.save(lax.said.append)
+    handler.save(lax.said.append)
     assert lax.said[-1] == f"{RUN}: the pending state was not saved: the disk is full"
-    assert answered(lax, lax.session(), 2)[0][0] == AHEAD + 2
+    assert answered(lax, lax.handler(), 2)[0][0] == AHEAD + 2
 
 
 @pytest.mark.parametrize("how", ["exit", "timer"])
@@ -131,8 +131,8 @@ def test_a_service_saves_when_it_ends_and_from_time_to_time(tmp_path, monkeypatc
     running.aggregator.plan = plan_of(EXIT, **SPARSE)
     saved, save = threading.Event(), AssignmentHandler.save
 
-    def noted(session: AssignmentHandler, say: Say) -> None:
-        save(session, say)
+    def noted(handler: AssignmentHandler, say: Say) -> None:
+        save(handler, say)
         if (tmp_path / "device" / "runs" / RUN / "state.json").exists():
             saved.set()
 

@@ -63,21 +63,21 @@ def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
-    session = elsewhere.session()
-    session.admission = AdmissionController(Policy(max_assignment_minutes=0.005))
+    handler = elsewhere.handler()
+    handler.admission = AdmissionController(Policy(max_assignment_minutes=0.005))
     elsewhere.wish(ENDLESS)
-    failure = elsewhere.answer(session, number)
+    failure = elsewhere.answer(handler, number)
     assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
     assert elsewhere.worker.pid is None
-    session.admission = AdmissionController()
+    handler.admission = AdmissionController()
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
+    assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
 
 
 def test_the_start_of_the_process_is_a_part_of_loading(elsewhere: Elsewhere, number: int, started: None) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     elsewhere.worker.close()
-    loads = [elsewhere.answer(session, number + more).timings.load_s for more in (0, 1)]
+    loads = [elsewhere.answer(handler, number + more).timings.load_s for more in (0, 1)]
     assert loads[0] > 0.5 > loads[1] > 0.0, "the first one imports torch"
 
 
@@ -89,10 +89,10 @@ def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
     plan = plan_of(f'momentum = 0.9\nbuffers = "{buffers}"', codec, "auto")
     found = []
     here = Aggregator(tmp_path, load_task(elsewhere.spec), plan)
-    there = elsewhere.session(private_folder(tmp_path / "there"))
-    for session in (here.session(), there):
+    there = elsewhere.handler(private_folder(tmp_path / "there"))
+    for handler in (here.handler(), there):
         for at in (1, 2):
-            header, bundle = session.answer(here.assign(at), lambda: False, here.said.append)
+            header, bundle = handler.answer(here.assign(at), lambda: False, here.said.append)
             assert isinstance(header, ReplyHeader), header
             assert bundle is not None
             found.append((untimed(header), bundle.read_bytes()))
@@ -106,8 +106,8 @@ def test_a_devices_drift_is_corrected_elsewhere_as_it_is_here(
 ) -> None:
     plan = plan_of(codec="topk(0.1) > int8", feedback="classic", run=f'algorithm = "{algorithm}"')
     other = Other(tmp_path, load_task(elsewhere.spec), plan)
-    there = elsewhere.session(private_folder(tmp_path / "there"))
-    found = [[other.answer(session, other.assign(at))[1] for at in (1, 2)] for session in (other.session(), there)]
+    there = elsewhere.handler(private_folder(tmp_path / "there"))
+    found = [[other.answer(handler, other.assign(at))[1] for at in (1, 2)] for handler in (other.handler(), there)]
     assert [body.read_bytes() for body in found[0]] == [body.read_bytes() for body in found[1]]
 
 
@@ -124,13 +124,13 @@ def test_a_devices_drift_is_corrected_elsewhere_as_it_is_here(
 def test_whatever_ends_it_fails_its_assignment_and_the_next_one_finds_a_fresh_one(
     elsewhere: Elsewhere, number: int, wish: str, text: str
 ) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     elsewhere.wish(wish)
-    failure = elsewhere.answer(session, number)
+    failure = elsewhere.answer(handler, number)
     assert failure == Failure("worker", text, f"a-{number}", "pi-01")
     assert elsewhere.worker.pid is None
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
+    assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
 
 
 @pytest.mark.parametrize(
@@ -140,31 +140,31 @@ def test_whatever_ends_it_fails_its_assignment_and_the_next_one_finds_a_fresh_on
 def test_task_code_that_requests_its_processs_end_fails_its_assignment_by_its_place(
     elsewhere: Elsewhere, number: int, wish: str, by: str
 ) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     elsewhere.wish(wish)
-    assert elsewhere.answer(session, number) == Failure("task-error", f"{by} at task.py:32", f"a-{number}", "pi-01")
+    assert elsewhere.answer(handler, number) == Failure("task-error", f"{by} at task.py:32", f"a-{number}", "pi-01")
     assert elsewhere.worker.pid is not None
     assert "a task raises an error, or returns" in elsewhere.said[-1]
 
 
 def test_a_refusal_in_our_own_words_is_said_once_with_what_to_try(elsewhere: Elsewhere, number: int) -> None:
-    session, what = elsewhere.session(), '[local] optimizer = "task" with a task that has no optimizer(params, local)'
-    failure = elsewhere.answer(session, number, plan=plan_of('optimizer = "task"').to_json())
+    handler, what = elsewhere.handler(), '[local] optimizer = "task" with a task that has no optimizer(params, local)'
+    failure = elsewhere.answer(handler, number, plan=plan_of('optimizer = "task"').to_json())
     assert failure == Failure("task-error", what, f"a-{number}", "pi-01")
     line = f'task-error: {what} (optimizer() makes the optimizer); try: [local] optimizer = "sgd"'
     assert elsewhere.said[-1].endswith(f"failed, {line}")
 
 
 def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number: int) -> None:
-    session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHeader)  # it is there: starting it takes its time
+    handler = elsewhere.handler()
+    assert isinstance(elsewhere.answer(handler, number), ReplyHeader)  # it is there: starting it takes its time
     elsewhere.wish(ENDLESS)
     elsewhere.worker.patience.hung_s = 0.2
-    failure = elsewhere.answer(session, number, assignment_id="hangs", deadline_s=0.2)
+    failure = elsewhere.answer(handler, number, assignment_id="hangs", deadline_s=0.2)
     assert (failure.kind, failure.text.startswith("hung: ")) == ("worker", True)
     elsewhere.worker.patience.hung_s = worker_process.HUNG_S
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number, assignment_id="after"), ReplyHeader)
+    assert isinstance(elsewhere.answer(handler, number, assignment_id="after"), ReplyHeader)
 
 
 class Scripted:
@@ -215,41 +215,41 @@ def test_a_withdrawn_assignment_ends_with_its_batch_and_the_process_stays(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_process, "LETS_GO_S", 60.0)  # however slow this machine is
-    session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
+    handler = elsewhere.handler()
+    assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
     before, begun = elsewhere.worker.pid, elsewhere.begun()
     with pytest.raises(Cancelled):
-        elsewhere.answer(session, number, begun.exists, assignment_id="withdrawn", work=Work(10_000_000, 8))
+        elsewhere.answer(handler, number, begun.exists, assignment_id="withdrawn", work=Work(10_000_000, 8))
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number, assignment_id="after"), ReplyHeader)
+    assert isinstance(elsewhere.answer(handler, number, assignment_id="after"), ReplyHeader)
     assert elsewhere.worker.pid == before
 
 
 def test_one_that_does_not_let_go_of_a_withdrawn_assignment_is_ended(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
     begun = elsewhere.begun(f"; {ENDLESS}")
     with pytest.raises(Cancelled):
-        elsewhere.answer(session, number, begun.exists)
+        elsewhere.answer(handler, number, begun.exists)
     assert elsewhere.worker.pid is None
 
 
 def test_one_that_died_while_it_rested_costs_no_assignment(elsewhere: Elsewhere, number: int) -> None:
-    session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
+    handler = elsewhere.handler()
+    assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
     child = elsewhere.worker._child
     assert child is not None
     os.kill(child.process.pid, 9)
     child.process.wait()
-    assert isinstance(elsewhere.answer(session, number, assignment_id="after"), ReplyHeader)
+    assert isinstance(elsewhere.answer(handler, number, assignment_id="after"), ReplyHeader)
 
 
 def test_an_error_tells_its_class_and_place_and_its_text_stays_here(elsewhere: Elsewhere, number: int) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     elsewhere.wish("raise ValueError('the patient is Ada')")
-    failure = elsewhere.answer(session, number)
+    failure = elsewhere.answer(handler, number)
     assert failure == Failure("task-error", "ValueError at task.py:32", f"a-{number}", "pi-01")
     assert "the patient is Ada" in elsewhere.said[-1]
     kept = (elsewhere.folder / "last-error.txt").read_text()
@@ -258,15 +258,15 @@ def test_an_error_tells_its_class_and_place_and_its_text_stays_here(elsewhere: E
 
 
 def test_a_loss_that_is_no_number_is_told_as_that(elsewhere: Elsewhere, number: int) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     elsewhere.wish("batch[0].fill_(float('nan'))")
-    assert elsewhere.answer(session, number).kind == "non-finite"
+    assert elsewhere.answer(handler, number).kind == "non-finite"
 
 
 def test_the_first_model_of_a_run_is_what_its_seed_makes_in_the_other_process_too(
     elsewhere: Elsewhere, number: int
 ) -> None:
-    header = elsewhere.answer(elsewhere.session(), number, kind="init")
+    header = elsewhere.answer(elsewhere.handler(), number, kind="init")
     assert [part.name for part in header.parts] == ["frame/0", "buffers"], header
     first = initial_model(load_task(elsewhere.spec), elsewhere.aggregator.plan.run.seed)
     codec = parse("identity").bind(first.layout)
@@ -276,21 +276,21 @@ def test_the_first_model_of_a_run_is_what_its_seed_makes_in_the_other_process_to
 
 
 def test_what_the_task_prints_goes_to_a_bounded_log(elsewhere: Elsewhere, number: int) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     elsewhere.wish("print('to stdout'); print('to stderr', file=sys.stderr); os.write(1, b'past Python\\n')")
-    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
+    assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
     elsewhere.worker.close()
     for text in ("to stdout", "to stderr", "past Python"):
         assert text in elsewhere.log
     elsewhere.wish("print('x' * (3 << 20))")
-    assert isinstance(elsewhere.answer(session, number, assignment_id="much", work=Work(1, 8)), ReplyHeader)
+    assert isinstance(elsewhere.answer(handler, number, assignment_id="much", work=Work(1, 8)), ReplyHeader)
     elsewhere.worker.close()
     sizes = [(elsewhere.folder / name).stat().st_size for name in ("worker.log", "worker.log.1")]
     assert 0 < max(sizes) <= 1 << 20
 
 
 def test_it_is_the_first_to_go_when_memory_runs_out(elsewhere: Elsewhere, number: int) -> None:
-    assert isinstance(elsewhere.answer(elsewhere.session(), number), ReplyHeader)
+    assert isinstance(elsewhere.answer(elsewhere.handler(), number), ReplyHeader)
     score = Path(f"/proc/{elsewhere.worker.pid}/oom_score_adj")
     if not score.exists():
         pytest.skip("this system has no /proc/PID/oom_score_adj")
@@ -298,7 +298,7 @@ def test_it_is_the_first_to_go_when_memory_runs_out(elsewhere: Elsewhere, number
 
 
 def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int, started: None) -> None:
-    session = elsewhere.session()
+    handler = elsewhere.handler()
     seen = elsewhere.file.with_name("descriptors")
     if not Path("/proc/self/fd").exists():
         pytest.skip("this system has no /proc/self/fd")
@@ -309,15 +309,15 @@ def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int, s
             f"Path({str(seen)!r}).write_text(' '.join(sorted(os.readlink('/proc/self/fd/' + n).split(':')[0]"
             " for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + n))))"
         )
-        assert isinstance(elsewhere.answer(session, number), ReplyHeader)
+        assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
     found = seen.read_text().split()
     assert str(elsewhere.file) not in found
     assert found.count("socket") == 1
 
 
 def test_it_is_ended_after_a_while_without_an_assignment(elsewhere: Elsewhere, number: int) -> None:
-    session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
+    handler = elsewhere.handler()
+    assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
     elsewhere.worker.rest()
     rested = elsewhere.worker.pid
     elsewhere.worker.idle_s = 0.0

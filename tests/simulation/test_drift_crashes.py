@@ -1,4 +1,4 @@
-"""SCAFFOLD and FedDyn with real sessions, killed here and there: both ends end with the same bits, and agree."""
+"""SCAFFOLD and FedDyn with real handlers, killed here and there: both ends end with the same bits, and agree."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
     last: ModelStored = outcome.of(ModelStored)[-1]
     behind = Versions(home.run(run_id), carried(algorithm_of(plan), made.layout)).read(last)[0][made.layout.size :]
     common = behind if last.state == "" else load_file(home.run(run_id) / f"v{last.version:06d}.state")["common"]
-    kept = [work.session.kept[run_id][1].own for work in works]
+    kept = [work.handler.kept[run_id][1].own for work in works]
     return outcome.same(), [own for own in kept if own is not None], common
 
 

@@ -14,7 +14,7 @@ from tests.support.small_task import cross_entropy, examples, plan_of, task_of
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.simulation import simulate
-from thinwire.simulation.client_pool import SessionCache
+from thinwire.simulation.client_pool import HandlerCache
 
 FAR = 1000.0
 PLAN = plan_of("steps = 2", "topk(0.3) > int8", "classic", run="rounds = 3")
@@ -57,13 +57,13 @@ def test_a_run_over_one_module_has_the_bits_of_a_run_with_a_module_for_each_clie
 ) -> None:
     shared = bits(task_of(Remembering, data=data))
 
-    wake = SessionCache._wake
+    wake = HandlerCache._wake
 
-    def wake_alone(here: SessionCache, index: int, secure: bool) -> Any:
+    def wake_alone(here: HandlerCache, index: int, secure: bool) -> Any:
         here.executor = InProcessExecutor(here.executor.task, here.executor.device, here.executor.clock)
         return wake(here, index, secure)
 
-    monkeypatch.setattr(SessionCache, "_wake", wake_alone)
+    monkeypatch.setattr(HandlerCache, "_wake", wake_alone)
     assert bits(task_of(Remembering, data=data)) == shared
 
 

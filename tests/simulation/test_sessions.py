@@ -25,13 +25,13 @@ def test_who_is_put_to_sleep_and_woken_gives_the_same_bits(monkeypatch: pytest.M
 
 
 def test_only_who_is_selected_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    woken, wake = list[int](), client_pool.SessionCache._wake
+    woken, wake = list[int](), client_pool.HandlerCache._wake
 
-    def counted(self: client_pool.SessionCache, index: int, secure: bool) -> object:
+    def counted(self: client_pool.HandlerCache, index: int, secure: bool) -> object:
         woken.append(index)
         return wake(self, index, secure)
 
-    monkeypatch.setattr(client_pool.SessionCache, "_wake", counted)
+    monkeypatch.setattr(client_pool.HandlerCache, "_wake", counted)
     plan = plan_of("[cohort]\nclients = 3", run='rounds = 2\nevaluate = "off"')
     built = list[nn.Module]()
 

@@ -17,7 +17,7 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
 
 
 class Device:
-    """A session behind a gate, whose task notes when its data are requested."""
+    """A handler behind a gate, whose task notes when its data are requested."""
 
     def __init__(self, folder: Path, policy: Policy, text: str = "", **admission: Any) -> None:
         self.folder, self.policy, self.read = folder, policy, 0
@@ -38,10 +38,10 @@ class Device:
         (self.folder / "device").mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {"now": lambda: self.at, "link_is": lambda link: self.price, **self.gate_options}
         self.admission = AdmissionController(self.policy, self.folder / "device", **options)
-        self.session: AssignmentHandler = self.aggregator.session(admission=self.admission)
+        self.handler: AssignmentHandler = self.aggregator.handler(admission=self.admission)
 
     def assign(self, number: int = 1, kind: str = "train", **changed: Any) -> Reply:
-        answer: Reply = self.aggregator.answer(self.session, self.aggregator.assign(number, kind, **changed))[0]
+        answer: Reply = self.aggregator.answer(self.handler, self.aggregator.assign(number, kind, **changed))[0]
         return answer
 
     def kind(self, *args: Any, **changed: Any) -> str:

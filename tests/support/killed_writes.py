@@ -23,7 +23,7 @@ def killed_at_each_write(
 ) -> int:
     """Kill a client in its second assignment, at each of so many writes, and train again; return how often it died.
 
-    `trained` returns what the device keeps after each of some rounds, `kept` what it keeps in a session.
+    `trained` returns what the device keeps after each of some rounds, `kept` what it keeps in a handler.
     """
     before, after = trained(device(folder / "whole"), 1, 2)
     assert before[1] != after[1]
@@ -40,9 +40,9 @@ def killed_at_each_write(
             write_atomically(path, data)
 
         try:
-            aggregator.answer(aggregator.session(write=write), aggregator.assign(2))
+            aggregator.answer(aggregator.handler(write=write), aggregator.assign(2))
         except Killed:
             died += 1
-        assert kept(aggregator.session()) in (before, after)
+        assert kept(aggregator.handler()) in (before, after)
         assert trained(aggregator, 2) == [after]
     return died

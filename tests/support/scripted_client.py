@@ -41,5 +41,5 @@ def working(absent: Collection[int], restarted: Collection[int]) -> Work:
 
 if __name__ == "__main__":
     said = json.loads(sys.argv.pop(1))
-    handler.work = working(said["absent"], said["again"])  # type: ignore[attr-defined, assignment]  # for every session of it
+    handler.work = working(said["absent"], said["again"])  # type: ignore[attr-defined, assignment]  # for every handler of it
     sys.exit(main())

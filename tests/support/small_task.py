@@ -59,14 +59,14 @@ def local_of(plan: RunPlan) -> Local:
 
 
 class Aggregator:
-    """The other end of one session: assignments with the model of its choice, and keeps nothing of the answers."""
+    """The other end of one handler: assignments with the model of its choice, and keeps nothing of the answers."""
 
     def __init__(self, folder: Path, task: LoadedTask, plan: RunPlan, steps: int = 3) -> None:
         self.folder, self.task, self.plan, self.steps = folder, task, plan, steps
         self.first: Initial = initial_model(task, 0, plan.local.personal_layers)
         self.said: list[str] = []
 
-    def session(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
+    def handler(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
         """The device as a new process would find it."""
         folder = private_folder(home or self.folder / "device")
         return AssignmentHandler("pi-01", self.task, folder, ClientInfo("pi-01"), **options)
@@ -93,5 +93,5 @@ class Aggregator:
         }  # fmt: skip
         return Delivery(Assignment(**{**fields, **changed}), bundle)
 
-    def answer(self, session: AssignmentHandler, delivery: Delivery) -> Any:
-        return session.answer(delivery, lambda: False, self.said.append)
+    def answer(self, handler: AssignmentHandler, delivery: Delivery) -> Any:
+        return handler.answer(delivery, lambda: False, self.said.append)

@@ -64,12 +64,12 @@ class Elsewhere:
         self.aggregator = Aggregator(folder / "assignments", load_task(self.spec), plan or plan_of(codec="int8"))
         self.said: list[str] = []
 
-    def session(self, home: Path | None = None) -> AssignmentHandler:
+    def handler(self, home: Path | None = None) -> AssignmentHandler:
         (executor,) = self.worker.executors()
         return AssignmentHandler("pi-01", executor, home or self.folder, ClientInfo("pi-01"))
 
-    def answer(self, session: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
-        return session.answer(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]
+    def answer(self, handler: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
+        return handler.answer(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]
 
     def wish(self, code: str = "") -> None:
         self.file.with_name("wish").write_text(code)

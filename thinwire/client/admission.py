@@ -52,7 +52,7 @@ def local_time() -> datetime:
 
 
 class AdmissionController:
-    """The admission control of a device, shared by its sessions.
+    """The admission control of a device, shared by its handlers.
 
     `now`, `link_is` and `write` are replaced by tests. `skew_s` returns how far this clock is behind the aggregator's.
     `carries` is what the device can do of a plan's [secure] table (`SecureIdentity.carries`). `account` is the device's

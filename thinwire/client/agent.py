@@ -1,4 +1,4 @@
-"""Run a client as a service: sessions, signals and output around client/loop.py.
+"""Run a client as a service: handlers, signals and output around client/loop.py.
 
 `serve` is the entry point. One thread keeps a pull open, another one trains and pushes, until the service is told to
 stop.
@@ -69,8 +69,8 @@ def serve(
     admission = admission or AdmissionController(
         folder=folder, carries=secure.carries if secure is not None else frozenset()
     )
-    shared = SharedModels(folder, lambda task: sessions[task].executor.layout, lambda: admission.min_free_bytes)
-    sessions = {
+    shared = SharedModels(folder, lambda task: handlers[task].executor.layout, lambda: admission.min_free_bytes)
+    handlers = {
         task.name: AssignmentHandler(
             name, task, folder, where, admission=admission, secure=secure, keep_shared=shared.keep
         )
@@ -85,7 +85,7 @@ def serve(
 
         carries = tuple(sorted(secure.carries)) if secure is not None else ()
         loop = Loop(
-            link, sessions, name, said, tell, once, ending, calls, admission.plans.digests, upkeep, has, carries
+            link, handlers, name, said, tell, once, ending, calls, admission.plans.digests, upkeep, has, carries
         )
         if worker is not None:
             worker.stopping = ending.is_set
@@ -97,7 +97,7 @@ def serve(
         finally:
             ending.set()
             link.close()
-            loop.end_behind()
+            loop.end_background_sender()
             loop.save()
             loop.join()
             if worker is not None:
@@ -121,7 +121,7 @@ def wanted(admission: AdmissionController, executors: Sequence[Executor]) -> Cal
             parsed = RunPlan.from_json(plan)
             executor = executor_for(executor, parsed) if parsed.local.personal_layers else executor
             payload.require_parts(assignment, parsed, executor.layout)
-        except (CannotReply, ThinwireError):  # the session's reply reports it
+        except (CannotReply, ThinwireError):  # the handler's reply reports it
             return False
         return True
 

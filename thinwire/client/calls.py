@@ -173,7 +173,7 @@ class BackgroundSender:
 
     def __init__(self, failed: Callable[[Exception], None], ending: threading.Event) -> None:
         self._failed, self._ending = failed, ending
-        self._thread = ThreadPoolExecutor(1, "behind")  # plans without overlap start none
+        self._thread = ThreadPoolExecutor(1, "background-sender")  # plans without overlap start none
         self._last: Future[None] | None = None
         self._broken = False
 

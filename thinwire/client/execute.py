@@ -76,7 +76,7 @@ class AssignmentContext:
     may_measure: bool = True
     take_base: payload.TakeBase = payload.take_base
     may_stop: bool = True  # the deadline may end training if the plan allows it
-    afterwards: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
+    uplink_estimator: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
     clock: Clock = REAL
     limit: Limit | None = None  # the owner's
     began: float = 0.0  # when the work on the assignment began, by `clock`
@@ -133,16 +133,16 @@ class AssignmentContext:
         count: half of the allowed staleness, since rounds may close before their deadline. The owner's limit ends
         training before that, whatever the deadline.
         """
-        cohort, deadline_s = self.plan.cohort, self.assignment.deadline_s
+        cohort, deadline_s, codec = self.plan.cohort, self.assignment.deadline_s, self.assignment.codec
         if not (self.plan.local.partial and self.may_stop):
             return None
         limit_s = math.inf if self.limit is None else (1 - MARGIN) * self.limit.left_s
         if (left_s := self.left_s) is None:
             return limit_s if math.isfinite(limit_s) else None
-        if cohort.late == "aggregate" and left_s < self.afterwards.least_s(self.assignment.codec):
+        if cohort.late == "aggregate" and left_s < self.uplink_estimator.least_s(codec):
             left_s += LATER * cohort.max_staleness * deadline_s
         download_bytes = sum(part.length for part in self.assignment.parts)
-        after_s = self.afterwards.lasts_s(self.assignment.codec, dense_bytes, download_bytes, self.delivery.download_s)
+        after_s = self.uplink_estimator.lasts_s(codec, dense_bytes, download_bytes, self.delivery.download_s)
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)
 
     def do(
@@ -388,9 +388,9 @@ def _encoded(
 ) -> tuple[list[Payload], ClientRunState]:
     """Return an update's frames, and the state after it; `change` is donated."""
     assignment, uplink, key = job.assignment, job.plan.uplink, job.key("encode")
-    behind = following.differences(change, assignment.codec, key) if following else []
+    control_frames = following.differences(change, assignment.codec, key) if following else []
     payloads, state = encode(change, state, assignment.codec, uplink, layout, key, assignment.round)
-    payloads += behind
+    payloads += control_frames
     return payloads, replace(state, own=following.moved(payloads, assignment.codec)) if following else state
 
 

@@ -318,7 +318,7 @@ class Worker:
 
 
 class SubprocessExecutor:
-    """Executes one task in the worker process, as a session uses it."""
+    """Executes one task in the worker process, as a handler uses it."""
 
     def __init__(self, worker: Worker, name: str) -> None:
         self.worker, self.name = worker, name

@@ -84,7 +84,7 @@ class AssignmentHandler:
         )
         self._take_base, self._keep_shared = take_base, keep_shared
         # By run, for the runs in `kept`.
-        self._afterwards = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
+        self._uplink_estimators = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
         self._ahead: dict[str, PipelineState] = {}
 
     def welcomed(self, sequences: Mapping[str, int], identities: Mapping[str, str] | None = None) -> None:
@@ -173,7 +173,7 @@ class AssignmentHandler:
         The state of another run with the same id stays, because its identity differs.
         """
         if self.kept.over(assignment.run, say, assignment.identity):
-            self._afterwards.pop(assignment.run, None)
+            self._uplink_estimators.pop(assignment.run, None)
             self._ahead.pop(assignment.run, None)
             self.rounds.forget_run(assignment.run)
 
@@ -199,7 +199,7 @@ class AssignmentHandler:
         `upload_s` is the time of its upload, given only if the first attempt succeeded.
         """
         if isinstance(reply, ReplyHeader) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
-            self._afterwards[reply.update_id.run].sent(reply, upload_s)
+            self._uplink_estimators[reply.update_id.run].sent(reply, upload_s)
         self.kept.delivered(reply)
 
     def _begin(
@@ -212,7 +212,7 @@ class AssignmentHandler:
         self._forget_gone()
         if ahead.state is not None and ahead.state.identity != assignment.identity:
             ahead = self._ahead[assignment.run] = PipelineState()
-            self._afterwards.pop(assignment.run, None)
+            self._uplink_estimators.pop(assignment.run, None)
         if (made := outbox.find(state, assignment.assignment_id)) is not None:
             self.admission.answered(assignment.identity, assignment.assignment_id)
             say(f"round {assignment.round}: answered before, sent again")
@@ -230,7 +230,7 @@ class AssignmentHandler:
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
             self.admission.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards[assignment.run], self.clock, self.admission.limit(self.clock), began,
+            self._uplink_estimators[assignment.run], self.clock, self.admission.limit(self.clock), began,
             self.admission.max_state_bytes, folder=self.folder, keep_shared=self._keep_shared,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
@@ -342,9 +342,9 @@ class AssignmentHandler:
 
     def _forget_gone(self) -> None:
         """Remove from memory what belongs to runs that were given up, or in which nothing was done."""
-        for run in {*self._afterwards, *self._ahead}:
+        for run in {*self._uplink_estimators, *self._ahead}:
             if run not in self.kept and not self._ahead_of(run).making:
-                self._afterwards.pop(run, None)
+                self._uplink_estimators.pop(run, None)
                 self._ahead.pop(run, None)
 
     def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
@@ -381,7 +381,7 @@ class AssignmentHandler:
         if silent:
             return header, folder.path(entry)
         if header.parts:
-            self._afterwards[assignment.run].encoded(header, commit_s)
+            self._uplink_estimators[assignment.run].encoded(header, commit_s)
         return replace(header, timings=replace(header.timings, commit_s=commit_s)), folder.path(entry)
 
     def _failed(self, error: Exception, assignment: Assignment, say: Say) -> Failure:

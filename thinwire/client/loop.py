@@ -55,7 +55,7 @@ class Loop:
     def __init__(
         self,
         link: Link,
-        sessions: Mapping[str, AssignmentHandler],
+        handlers: Mapping[str, AssignmentHandler],
         name: str,
         versions: Callable[[], Mapping[str, str]],
         say: Say,
@@ -67,17 +67,17 @@ class Loop:
         has: Callable[[], Equipment] = lambda: NOTHING_SAID,
         secure: tuple[str, ...] = (),
     ) -> None:
-        self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
+        self.link, self.handlers, self.name, self.once, self.ending = link, handlers, name, once, ending
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at, self._works = 25.0, time.monotonic(), False
         self._runs_seen: set[str] = set()  # runs of which this process received an assignment
-        kept = {run: identity for task, one in sessions.items() for run, identity in one.kept.open_runs(task).items()}
+        kept = {run: identity for task, one in handlers.items() for run, identity in one.kept.open_runs(task).items()}
         self.hello = Hello(
             name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has(), open_runs=kept, secure=secure
         )
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
-        self._behind = BackgroundSender(self.inbox.put, ending)
+        self._background_sender = BackgroundSender(self.inbox.put, ending)
         self._advertisements = Handover(ending)
 
     def run(self) -> int:
@@ -90,11 +90,11 @@ class Loop:
         with contextlib.suppress(ShuttingDown):
             welcome = self.calls.until_done(lambda: self._heard(lambda: self.link.hello(self.hello)), patience_s=0.0)
             self.poll_s = welcome.poll_s
-            for session in self.sessions.values():
-                session.name = welcome.name  # the aggregator's name for it: an operator may have renamed this device
-                session.welcomed(welcome.sequences, welcome.runs)
-                for header, bundle in session.unsent(self.say):
-                    self._push(session, header, bundle)
+            for handler in self.handlers.values():
+                handler.name = welcome.name  # the aggregator's name for it: an operator may have renamed this device
+                handler.welcomed(welcome.sequences, welcome.runs)
+                for header, bundle in handler.unsent(self.say):
+                    self._push(handler, header, bundle)
             self._puller.start()
             self.say("idle")
             while not self.ending.is_set():
@@ -110,8 +110,8 @@ class Loop:
     def _reports(self) -> tuple[TaskReport, ...]:
         """Return a report for each task, with as many layouts as fit into a hello."""
         reports, letters = list[TaskReport](), 0
-        for session in self.sessions.values():
-            report = session.executor.report()
+        for handler in self.handlers.values():
+            report = handler.executor.report()
             letters += len(report.tensors)
             reports.append(report if letters <= MAX_TENSORS else replace(report, tensors=""))
         return tuple(reports)
@@ -123,8 +123,8 @@ class Loop:
 
     def save(self) -> None:
         """Make durable the state that plans allow to wait."""
-        for session in self.sessions.values():
-            session.save(self.say)
+        for handler in self.handlers.values():
+            handler.save(self.say)
 
     def _keep_up(self) -> None:
         """Do what is due between two assignments: save, reload, and report changes of this device in a new hello."""
@@ -142,11 +142,11 @@ class Loop:
 
     def _in_turn(self, job: Callable[[], object]) -> None:
         """Run a job now, or after the replies that are still being finished: with overlap there may always be some."""
-        (job if self._behind.idle else lambda: self._behind.put(job))()
+        (job if self._background_sender.idle else lambda: self._background_sender.put(job))()
 
-    def end_behind(self) -> None:
+    def end_background_sender(self) -> None:
         """Stop the background thread: nothing is committed after this."""
-        self._behind.close(5.0)
+        self._background_sender.close(5.0)
 
     def join(self) -> None:
         """Wait up to 5 s for the pulling thread to end."""
@@ -187,8 +187,8 @@ class Loop:
         except (NotOffered, NotAccepted) as error:  # the aggregator ends the round without this client
             self.say(error.text())
             if isinstance(reply, PhaseReply):
-                for session in self.sessions.values():
-                    session.rounds.forget(reply.assignment_id)
+                for handler in self.handlers.values():
+                    handler.rounds.forget(reply.assignment_id)
             return None
 
     def _begun(self, delivery: Delivery) -> PhaseReply | None:
@@ -202,8 +202,8 @@ class Loop:
         """Return the reply to a phase of a secure round, at once: the working thread may train for a long time."""
         assignment = delivery.assignment
         try:
-            if (session := self.sessions.get(assignment.task)) is not None:
-                return session.answer_phase(delivery, self.say)
+            if (handler := self.handlers.get(assignment.task)) is not None:
+                return handler.answer_phase(delivery, self.say)
         finally:
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
@@ -248,7 +248,7 @@ class Loop:
             self._advertisements.end()
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
-        if self.inbox.empty() and self._behind.idle and not self.ending.is_set():
+        if self.inbox.empty() and self._background_sender.idle and not self.ending.is_set():
             self.say("idle")
         if (assignment := delivery.assignment).kind != "stop":
             self._runs_seen.add(assignment.run)
@@ -257,19 +257,19 @@ class Loop:
 
     def _answer(self, delivery: Delivery, came_at: float) -> None:
         assignment = delivery.assignment
-        session = self.sessions.get(assignment.task)
-        if session is not None:
-            session.name = delivery.device or session.name
-        overlaps = session is not None and session.overlaps(assignment)
-        if not overlaps and not self._behind.drained():
+        handler = self.handlers.get(assignment.task)
+        if handler is not None:
+            handler.name = delivery.device or handler.name
+        overlaps = handler is not None and handler.overlaps(assignment)
+        if not overlaps and not self._background_sender.drained():
             return
         if assignment.kind == "stop":
-            if session is not None:
-                session.stop(assignment, self.say)
+            if handler is not None:
+                handler.stop(assignment, self.say)
             return
-        if session is None:
+        if handler is None:
             self.say(
-                f"{assignment.run}: assignment for the task {assignment.task!r}; here is {', '.join(self.sessions)}"
+                f"{assignment.run}: assignment for the task {assignment.task!r}; here is {', '.join(self.handlers)}"
             )
             identity = assignment.identity
             self._push(None, Failure("task-missing", NO_TASK, assignment.assignment_id, self.name, identity=identity))
@@ -280,48 +280,48 @@ class Loop:
 
         def send(advertisement: PhaseReply) -> None:
             def push() -> None:
-                if not self._push(session, advertisement):  # nobody waits for this client in the round
-                    session.rounds.forget(assignment.assignment_id)
+                if not self._push(handler, advertisement):  # nobody waits for this client in the round
+                    handler.rounds.forget(assignment.assignment_id)
 
             if not self._advertisements.offer(advertisement):
-                self._behind.put(push)
+                self._background_sender.put(push)
 
         delivered_at = time.monotonic()
         try:
-            begun = session.begin(delivery, cancelled, self.say, delivered_at - came_at, send)
+            begun = handler.begin(delivery, cancelled, self.say, delivered_at - came_at, send)
         except Cancelled:
-            self._withdrawn(session, assignment)
+            self._withdrawn(handler, assignment)
             return
         since = delivered_at if overlaps else came_at
         if overlaps or assignment.secure is not None:
-            self._behind.put(lambda: self._finish(session, begun, delivery, since))
+            self._background_sender.put(lambda: self._finish(handler, begun, delivery, since))
         else:
-            self._finish(session, begun, delivery, since)
+            self._finish(handler, begun, delivery, since)
 
-    def _withdrawn(self, session: AssignmentHandler, assignment: Assignment) -> None:
+    def _withdrawn(self, handler: AssignmentHandler, assignment: Assignment) -> None:
         """End the work on an assignment without a reply."""
         if self.ending.is_set():
             self.say("stopping")
             return
-        session.withdrawn(assignment)
+        handler.withdrawn(assignment)
         if assignment.assignment_id in self.link.cancelled():
             self.say(f"round {assignment.round}: withdrawn by the aggregator")
 
-    def _finish(self, session: AssignmentHandler, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
+    def _finish(self, handler: AssignmentHandler, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
         try:
-            reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
+            reply, bundle = handler.finish(begun) if isinstance(begun, Begun) else begun
         except Cancelled:
-            self._withdrawn(session, delivery.assignment)
+            self._withdrawn(handler, delivery.assignment)
             return
         began = time.monotonic()
-        if not self._push(session, reply, bundle):
+        if not self._push(handler, reply, bundle):
             self.say(f"round {delivery.assignment.round}: its answer was not taken")
         elif isinstance(reply, ReplyHeader) and reply.parts:
             now = time.monotonic()
             self.say(sent(delivery.assignment, reply, now - began, delivery.download_s + now - since))
 
-    def _push(self, session: AssignmentHandler | None, reply: Reply, bundle: Path | None = None) -> bool:
+    def _push(self, handler: AssignmentHandler | None, reply: Reply, bundle: Path | None = None) -> bool:
         """Push a reply until the aggregator has it; return False if the aggregator refuses it or has no such run.
 
         The reply is on disk, so the next process would push it again. A refused one is lost.
@@ -341,8 +341,8 @@ class Loop:
         except NotAccepted as error:  # this reply is lost, and the client continues
             taken = False
             self.say(error.text())
-        if session is not None:  # an interrupted or refused upload does not show how long one takes
-            session.delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
+        if handler is not None:  # an interrupted or refused upload does not show how long one takes
+            handler.delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
         return taken
 
 

@@ -4,7 +4,7 @@
 it, and `packed` joins them into a reply's body. `refund` restores the residual after a dropped update.
 
 `ControlVariate` is what a device does for SCAFFOLD or FedDyn around its training: a correction of the gradient before
-it, and a second sum after it. `BaseModelCache` shares one decoded model between all sessions of a process, for
+it, and a second sum after it. `BaseModelCache` shares one decoded model between all handlers of a process, for
 simulations.
 """
 
@@ -43,9 +43,9 @@ KeepShared = Callable[[Assignment, tuple[str, ...], Vector, Vector | None], None
 
 
 class BaseModelCache:
-    """The model that was sent last, read and decoded once for all sessions of a process that receive it.
+    """The model that was sent last, read and decoded once for all handlers of a process that receive it.
 
-    It keeps one model, so it is for many sessions and not for a device.
+    It keeps one model, so it is for many handlers and not for a device.
 
     Invariant: `take` does what `take_base` does.
     """

@@ -215,7 +215,7 @@ class RunStore:
         """Return every reply of a task's runs on disk that has no outcome yet. A new process sends these again."""
         found = []
         for path in sorted((self._folder / "runs").glob("*/state.json")):
-            if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: this one is another session's
+            if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: this one is another handler's
                 continue
             folder, state = self.opened(path.parent.name, say)
             found += [(entry.header, folder.path(entry)) for entry in state.outbox]

@@ -339,12 +339,12 @@ def trained(request: Carried, context: Context) -> Carried:
     data = context.node_config.get("data")
     split = str(context.node_config.get("split", "iid"))
     client = ClientInfo(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
-    session = AssignmentHandler(name, load_task(_spec(assignment.task, context)), folder, client)
+    handler = AssignmentHandler(name, load_task(_spec(assignment.task, context)), folder, client)
     with tempfile.NamedTemporaryFile(dir=folder) as bundle:
         bundle.write(request.parts)
         bundle.flush()
         delivery = Delivery(assignment, Path(bundle.name))
-        reply, file = session.answer(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))
+        reply, file = handler.answer(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))
     return Carried(reply_to_bytes(reply), file.read_bytes() if file else b"")
 
 

@@ -1,7 +1,7 @@
 """Simulates many clients with the code of real ones, one after the other, so that a seed decides everything.
 
 `SimulatedClients` decides which client replies next. A `ClientExecutor` executes the work of all clients, here in this
-process (`SerialExecutor`), elsewhere in several (process_pool.py). `SessionCache` keeps the sessions of some clients in
+process (`SerialExecutor`), elsewhere in several (process_pool.py). `HandlerCache` keeps the handlers of some clients in
 memory and the state of all others on disk (kept.py).
 """
 
@@ -62,14 +62,14 @@ class SerialExecutor:
 
     def __init__(self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False) -> None:
         use_threads(0, executor.layout.size)
-        self._sessions = SessionCache(crowd, executor, shared)
+        self._handlers = HandlerCache(crowd, executor, shared)
 
     def begin(self, index: int, delivery: Delivery) -> None:
         """Do nothing, because no work begins before its turn."""
 
     def answer(self, index: int, delivery: Delivery) -> Answered:
         """Return the reply of client `index` to an assignment."""
-        return self._sessions.answer(index, delivery)
+        return self._handlers.answer(index, delivery)
 
 
 class SimulatedClients:
@@ -242,7 +242,7 @@ class LeastRecentlyUsed:
 
 
 AWAKE_BYTES = 256 << 20  # residuals and other state that may stay in memory; the rest is on disk
-SESSION_BYTES = 16 << 10  # of a session without state
+HANDLER_BYTES = 16 << 10  # of a handler without state
 DATA_BYTES = int(GIB)  # of clients' data in memory; a task reads other clients' data again
 
 
@@ -285,15 +285,15 @@ class ClientPopulation:
         return replace(self.client, name=self.name(index), partition=index, partitions=self.count)
 
 
-class SessionCache:
-    """Executes the work of many clients in one process, and keeps few of their sessions in memory.
+class HandlerCache:
+    """Executes the work of many clients in one process, and keeps few of their handlers in memory.
 
-    A session is made when its client gets an assignment. With `shared`, other processes work for the same clients, so
+    A handler is made when its client gets an assignment. With `shared`, other processes work for the same clients, so
     each commit is on disk at once and complete.
 
     A client's data are evicted too, and read again by the task: least recently used first, at `DATA_BYTES`.
 
-    Invariant: a client whose session or data were evicted and loaded again replies as if they had stayed in memory.
+    Invariant: a client whose handler or data were evicted and loaded again replies as if they had stayed in memory.
     """
 
     def __init__(self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False) -> None:
@@ -307,39 +307,39 @@ class SessionCache:
     def answer(self, index: int, delivery: Delivery) -> Answered:
         """Return the reply of client `index` to an assignment."""
         began = time.perf_counter()
-        session, folders = self._awake.get(index) or self._wake(index, delivery.assignment.secure is not None)
-        script_at, before = session.clock.now(), list[PhaseReply]()
-        reply, file = self._answered(index, session, delivery, before.append)
-        took_s = session.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
+        handler, folders = self._awake.get(index) or self._wake(index, delivery.assignment.secure is not None)
+        script_at, before = handler.clock.now(), list[PhaseReply]()
+        reply, file = self._answered(index, handler, delivery, before.append)
+        took_s = handler.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
         bundle = folders[-1].body(file) if file else None
         if bundle is None and reply is not None:  # no reply is lost in transit; one with parts is read later
-            session.delivered(reply)
+            handler.delivered(reply)
         if reply is None:  # the secrets of its round are in memory only: it cannot be evicted
             self._states.drop(index)
             return Answered(None, None, took_s, tuple(before))
         held_bytes = sum(folder.held_bytes for folder in folders if isinstance(folder, CachedRunFolder))
-        self._states.use(index, SESSION_BYTES + session.kept.held_bytes + held_bytes)
+        self._states.use(index, HANDLER_BYTES + handler.kept.held_bytes + held_bytes)
         for other in self._states.excess(AWAKE_BYTES):
             self.sleep(other)
-        self._data.use(index, SESSION_BYTES + self.executor.inner.split_bytes(session.client))
+        self._data.use(index, HANDLER_BYTES + self.executor.inner.split_bytes(handler.client))
         for other in self._data.excess(DATA_BYTES):
             self.executor.inner.forget(self.crowd.place(other))
         return Answered(reply, bundle, took_s, tuple(before))
 
     def _answered(
-        self, index: int, session: AssignmentHandler, delivery: Delivery, send: Send
+        self, index: int, handler: AssignmentHandler, delivery: Delivery, send: Send
     ) -> tuple[Reply | None, Path | None]:
         """Return a client's reply and its file; no reply if its update follows in the phase `masked`."""
         if delivery.assignment.kind == "secure":
-            reply = session.answer_phase(delivery, _nothing)
+            reply = handler.answer_phase(delivery, _nothing)
             if reply is None:
-                return session.finish(self._trained.pop(index))
+                return handler.finish(self._trained.pop(index))
             return reply, None
-        found = session.begin(delivery, lambda: False, _nothing, send=send)
+        found = handler.begin(delivery, lambda: False, _nothing, send=send)
         if not isinstance(found, Begun):
             return found
         if delivery.assignment.secure is None:
-            return session.finish(found)
+            return handler.finish(found)
         self._trained[index] = found
         return None, None
 
@@ -362,12 +362,12 @@ class SessionCache:
 
         scripted = bool(self.crowd.step_s)
         executor = PacedExecutor(self.executor, self.crowd.step_s[index]) if scripted else self.executor
-        session = AssignmentHandler(
+        handler = AssignmentHandler(
             name, executor, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
             admission=self._admission, folders=folder_of, take_base=self._bases.take, clock=executor.clock,
             may_stop=scripted, secure=simulated_identity(name) if secure else None,
         )  # fmt: skip
-        self._awake[index] = session, made
+        self._awake[index] = handler, made
         return self._awake[index]
 
 

@@ -208,11 +208,11 @@ def main(connection: Connection, lifeline: int) -> None:
     from thinwire.client.train.errors import note_signals
     from thinwire.client.train.module import keep_generators
     from thinwire.client.train.runtime import use_threads
-    from thinwire.simulation.client_pool import SessionCache
+    from thinwire.simulation.client_pool import HandlerCache
 
     executor = InProcessExecutor(load_task(spec), crowd.client.device)
     use_threads(0, executor.layout.size)
-    sessions = SessionCache(crowd, executor, shared=True)
+    handlers = HandlerCache(crowd, executor, shared=True)
     with keep_generators(), note_signals():
         while True:
             try:
@@ -220,8 +220,8 @@ def main(connection: Connection, lifeline: int) -> None:
             except EOFError:
                 return
             if not mine:  # another process has worked for this client since
-                sessions.sleep(index)
-            connection.send(((index, delivery.assignment.assignment_id), sessions.answer(index, delivery)))
+                handlers.sleep(index)
+            connection.send(((index, delivery.assignment.assignment_id), handlers.answer(index, delivery)))
 
 
 def _end_with(lifeline: int) -> None:

@@ -4,7 +4,7 @@ A script returns a `Turn` for each assignment: how long each stage takes on the 
 `Paced` is a random script. A `Work` makes the replies. `SyntheticUpdates` makes them without training: small, real
 frames, so that journal, spool and aggregation do all of their work.
 
-`Training` makes replies that are trained: a real client's session, with its outbox, residual and partial work, for as
+`Training` makes replies that are trained: a real client's handler, with its outbox, residual and partial work, for as
 many seconds as a script decides. It trains when the assignment is delivered, on a clock of its own that only steps
 move. Its reply exists once that time has passed on the fleet's clock. So replies arrive in the order of the scripted
 speeds, on any machine.
@@ -311,7 +311,7 @@ class Trained:
     and upload is measured when the reply leaves, so that partial work leaves time for both.
     """
 
-    session: AssignmentHandler
+    handler: AssignmentHandler
     executor: PacedExecutor
     step_s: StepSeconds
     _made: Made | None = field(init=False, default=None)
@@ -329,7 +329,7 @@ class Trained:
         self.begin(delivery, turn)
         made, self._made = self._made, None
         assert made is not None
-        self.session.delivered(made.reply, turn.encode_s + turn.sending_s(len(made.body)))
+        self.handler.delivered(made.reply, turn.encode_s + turn.sending_s(len(made.body)))
         return made.reply, made.body
 
     def _worked(self, delivery: Delivery, download_s: float) -> Made:
@@ -339,8 +339,8 @@ class Trained:
         assigned = replace(
             delivery, assignment=replace(assignment, outcomes=(*assignment.outcomes, *back)), download_s=download_s
         )
-        reply, file = self.session.answer(assigned, lambda: False, lambda line: None)
-        body = self.session.kept[assignment.run][0].body(file) if file else b""
+        reply, file = self.handler.answer(assigned, lambda: False, lambda line: None)
+        body = self.handler.kept[assignment.run][0].body(file) if file else b""
         self._withdrawn = []
         return Made(
             assignment.assignment_id, reply, body if isinstance(body, bytes) else b"", self.executor.clock.now() - began
@@ -366,8 +366,8 @@ class Training:
     def client(self, index: int, step_s: StepSeconds) -> Trained:
         """Return the work of client `index`."""
         crowd, name, executor = self.crowd, self.crowd.name(index), PacedExecutor(self.executor)
-        session = AssignmentHandler(
+        handler = AssignmentHandler(
             name, executor, crowd.folder / name, crowd.place(index), debug=crowd.debug, admission=self._admission,
             folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock,
         )  # fmt: skip
-        return Trained(session, executor, step_s)
+        return Trained(handler, executor, step_s)

@@ -92,12 +92,12 @@ class Device:
         here.fleet.send([Envelope(DEVICE, assigned.assignment, assigned.bundle)])
         delivery = link.pull(PATIENCE_S)
         assert delivery is not None
-        header, body = self.session().answer(delivery, lambda: False, self.said.append)
+        header, body = self.handler().answer(delivery, lambda: False, self.said.append)
         assert isinstance(header, ReplyHeader)
         assert body is not None
         return link, delivery, header, body
 
-    def session(self) -> AssignmentHandler:
+    def handler(self) -> AssignmentHandler:
         return AssignmentHandler(DEVICE, self.task, self.folder, ClientInfo(DEVICE))
 
     @contextlib.contextmanager

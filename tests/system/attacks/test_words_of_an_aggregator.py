@@ -22,12 +22,12 @@ TWICE = f'layers("{EVIL}"=int8; "{EVIL}"=int8; *=int8)'
 @pytest.mark.parametrize("changed", [{EVIL: 1}, {"run": {EVIL: 1}}, {"downlink": {"codec": TWICE}}], ids=str)
 def test_a_plan_moves_no_cursor_and_forges_no_line(tmp_path: Path, changed: dict[str, Any]) -> None:
     aggregator, lines = Aggregator(tmp_path / "far", task_of(), plan_of()), list[str]()
-    delivery, session = aggregator.assign(), aggregator.session(tmp_path / "device")
+    delivery, handler = aggregator.assign(), aggregator.handler(tmp_path / "device")
     raw = aggregator.plan.to_json()
     for name, value in changed.items():
         raw[name] = {**raw[name], **value} if name in raw else value
     bad = dataclasses.replace(delivery, assignment=dataclasses.replace(delivery.assignment, plan=raw), bundle=None)
-    reply, _ = session.answer(bad, lambda: False, Logbook(tmp_path, lines.append))
+    reply, _ = handler.answer(bad, lambda: False, Logbook(tmp_path, lines.append))
     assert type(reply).__name__ == "Failure"
     kept = (tmp_path / LOG_FILE).read_text()
     last = tmp_path / "device" / LAST_ERROR

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
-from thinwire.aggregation.control_variates import Scaffold, algorithm_of, carried, followed
+from thinwire.aggregation.control_variates import Scaffold, algorithm_of, followed, transmitted_layout
 from thinwire.aggregation.downlink import write_model
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import parts_of
@@ -35,7 +35,10 @@ class Other(Aggregator):
 
     def assign(self, round_number: int = 1, *given: Any, common: float = 0.01, **changed: Any) -> Delivery:
         delivery = super().assign(round_number, *given, **changed)
-        travels, path = carried(algorithm_of(self.plan), self.first.layout), self.folder / f"t{round_number}.model"
+        travels, path = (
+            transmitted_layout(algorithm_of(self.plan), self.first.layout),
+            self.folder / f"t{round_number}.model",
+        )
         params = np.full(travels.size, common, np.float32)
         params[: travels.model_size] = self.first.vector
         parts, digest = write_model(path, travels, params, self.first.buffers)
@@ -46,7 +49,7 @@ class Other(Aggregator):
         """Of the vector that is followed."""
         algorithm = algorithm_of(self.plan)
         assert algorithm is not None
-        travels = carried(algorithm, self.first.layout)
+        travels = transmitted_layout(algorithm, self.first.layout)
         payloads = dict(parts_of(body, header.parts))
         codec = parse(header.codec).bind(travels)
         segments = followed(algorithm, travels)
@@ -104,7 +107,7 @@ def corrected(other: Other, handler: AssignmentHandler, number: int, **assigned:
     """The gradient that a device's one step went by, correction and all."""
     header, body = other.answer(handler, other.assign(number, **assigned))
     assert isinstance(header, ReplyHeader), header
-    codec = parse("identity").bind(carried(algorithm_of(other.plan), other.first.layout))
+    codec = parse("identity").bind(transmitted_layout(algorithm_of(other.plan), other.first.layout))
     return codec.decode(next(data for _, data in parts_of(body, header.parts)), 0) / np.float32(-0.1)
 
 

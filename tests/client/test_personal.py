@@ -274,7 +274,7 @@ def test_with_overlap_they_follow_the_order_of_training(tmp_path: Path) -> None:
     for one in (first, second):
         assert isinstance(one, Begun)
         assert isinstance(one.outcome, Trained)
-        values.append({name: array.tolist() for name, array in one.outcome.carried.personal.items()})
+        values.append({name: array.tolist() for name, array in one.outcome.next_state.personal.items()})
     assert values[0] != values[1]
     for one, value in zip((first, second), values, strict=True):
         assert isinstance(one, Begun)

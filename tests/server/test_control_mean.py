@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.server.test_crash_anywhere import PLAN, World
 from tests.support.crashes import LAYOUT, Fate, Outcome, change, killed
-from thinwire.aggregation.control_variates import algorithm_of, carried, followed
+from thinwire.aggregation.control_variates import algorithm_of, followed, transmitted_layout
 from thinwire.compression import parse
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
@@ -39,7 +39,7 @@ def sent(plan: RunPlan, assigned: str) -> Vector:
     """What an assignment's answer decodes to, of the vector that is followed; as `MadeUp` encodes it."""
     algorithm = algorithm_of(plan)
     assert algorithm is not None
-    travels, name = carried(algorithm, LAYOUT), assigned.rsplit(".", 1)[1]
+    travels, name = transmitted_layout(algorithm, LAYOUT), assigned.rsplit(".", 1)[1]
     codec, key = parse(plan.uplink.codec).bind(travels), derive(Key(0), name, within_run(assigned))
     drawn, made = change(name, travels.size, _Assigned(int(assigned.split(".")[-2]))), list[Vector]()  # type: ignore[arg-type]  # a round is all it takes
     for s in followed(algorithm, travels):
@@ -61,7 +61,7 @@ def test_it_is_the_mean_over_all_that_ever_counted_of_what_each_of_them_sent(tmp
     aggregated = [update_id for closed in made.of(RoundClosed) for update_id in closed.aggregated]
     everyone = {UpdateId.parse(update_id).device for update_id in aggregated}
     expected = sum((sent(plan, assigned[update_id]) for update_id in aggregated), np.zeros(LAYOUT.size)) / len(everyone)
-    last, travels = made.of(ModelStored)[-1], carried(algorithm_of(plan), LAYOUT)
+    last, travels = made.of(ModelStored)[-1], transmitted_layout(algorithm_of(plan), LAYOUT)
     folder = world.home.run(UpdateId.parse(aggregated[0]).run)
     params, _ = Versions(folder, travels).read(last)
     common = (

@@ -11,7 +11,7 @@ import pytest
 from tests.support import crashes
 from tests.support.crashes import KINDS, LAYOUT, Fate, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.core import RunPlan
 from thinwire.core.events import (
     ClientFailed,
@@ -58,7 +58,7 @@ class World(crashes.World):
     def __init__(self, folder: Path, fate: Fate, plan: RunPlan = PLAN) -> None:
         self.dead = ""  # who died last
         self.roles: dict[int, list[str]] = {}  # round -> assignment_ids in the order in which they were delivered
-        travels = carried(algorithm_of(plan), LAYOUT)
+        travels = transmitted_layout(algorithm_of(plan), LAYOUT)
         works = [SyntheticUpdates(name, travels, partial(change, name, travels.size)) for name in "abcde"]
         super().__init__(folder, fate, plan, [AttentiveDevice(work.name, work, self.turn) for work in works])
 

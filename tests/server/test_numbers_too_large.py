@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.normed import NORMED, normed, three_honest
 from tests.support.server_bench import LAYOUT, REPORT, Bench, drive_through, killed, outcome, scripted
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.compression import parse
 from thinwire.core import Key, RunPlan
 from thinwire.core.errors import ThinwireError
@@ -132,7 +132,9 @@ def test_a_kill_at_any_commit_drops_the_same_updates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
 def test_the_mean_of_all_devices_stays_finite_too(tmp_path: Path, algorithm: str) -> None:
     run, cohort = {"rounds": ROUNDS, "algorithm": algorithm}, {"late": "drop", "wait_for": 4}
-    travels = carried(algorithm_of(RunPlan.from_json({"run": {"task": "toy", **run}, "local": {"lr": 1.0}})), LAYOUT)
+    travels = transmitted_layout(
+        algorithm_of(RunPlan.from_json({"run": {"task": "toy", **run}, "local": {"lr": 1.0}})), LAYOUT
+    )
     devices = [
         scripted(name, does=SyntheticUpdates(name, travels, change, 1))
         for name, change in zip("abcd", (3e38, 1, 1, 1), strict=True)

@@ -15,7 +15,7 @@ from tests.support.crashes import Fate, Killed, Outcome, deadly, each_death
 from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.small_task import task_of
 from tests.support.store_agreement import empty_database
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.client.task import initial_model, report
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core import VirtualClock
@@ -64,7 +64,9 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
     dropped = [event.reason for event in outcome.of(UpdateDropped)]
     assert (outcome.status, dropped) == ("done", ["late"])
     last: ModelStored = outcome.of(ModelStored)[-1]
-    behind = Versions(home.run(run_id), carried(algorithm_of(plan), made.layout)).read(last)[0][made.layout.size :]
+    behind = Versions(home.run(run_id), transmitted_layout(algorithm_of(plan), made.layout)).read(last)[0][
+        made.layout.size :
+    ]
     common = behind if last.state == "" else load_file(home.run(run_id) / f"v{last.version:06d}.state")["common"]
     kept = [work.handler.kept[run_id][1].own for work in works]
     return outcome.same(), [own for own in kept if own is not None], common

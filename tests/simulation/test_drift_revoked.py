@@ -16,7 +16,7 @@ from tests.support.crashes import Fate, Killed, Outcome, deadly, each_death
 from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.small_task import task_of
 from tests.support.store_agreement import empty_database
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.client.task import initial_model, report
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core import VirtualClock
@@ -92,7 +92,7 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
         outcome = Outcome(store, run_id, fleet)
     assert outcome.status == "done"
     assert [len(e.assignments) for e in outcome.of(RoundOpened)][:BEFORE] == [3] * BEFORE
-    versions = Versions(home.run(run_id), carried(algorithm_of(plan), made.layout))
+    versions = Versions(home.run(run_id), transmitted_layout(algorithm_of(plan), made.layout))
     read = [versions.read(stored)[0] for stored in outcome.of(ModelStored)]
     last = home.run(run_id) / f"v{len(read) - 1:06d}.state"
     common = load_file(last)["common"] if last.exists() else read[-1][made.layout.size :]

@@ -67,8 +67,8 @@ def algorithm_of(plan: RunPlan) -> Algorithm | None:
     return None if plan.run.algorithm == "fedavg" else algorithms[plan.run.algorithm](plan)
 
 
-def carried(algorithm: Algorithm | None, layout: Layout) -> Layout:
-    """Return the layout of the vectors that travel for a model of `layout`."""
+def transmitted_layout(algorithm: Algorithm | None, layout: Layout) -> Layout:
+    """Return the layout of all that is sent for a model of `layout`: the model, then a control variate if any."""
     return layout.with_control if algorithm is not None and algorithm.control else layout
 
 

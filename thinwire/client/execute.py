@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.downlink import ModelReplica
 from thinwire.client import outbox, payload
 from thinwire.client.calls import Say
@@ -183,13 +183,13 @@ class AssignmentContext:
 class Trained:
     """The result of a train or evaluate assignment before anything is encoded.
 
-    `carried` is the state with which the next training continues: its replica, local buffers, counters and pending
+    `next_state` is the state with which the next training continues: its replica, local buffers, counters and pending
     updates count. `change` is the raw update divided by the normaliser `a`, which is 1 in a secure or private round.
     It is None if nothing was trained. `buffers` are the trained model's.
     """
 
     header: ReplyHeader
-    carried: ClientRunState
+    next_state: ClientRunState
     change: Vector | None = None
     buffers: Vector | None = None
     following: ControlVariate | None = None
@@ -224,7 +224,7 @@ def work(
 ) -> Result:
     """Train or evaluate, and encode the update."""
     found = trained(job, header, state, executor, client)
-    return encoded(job, found, found.carried, executor.layout)
+    return encoded(job, found, found.next_state, executor.layout)
 
 
 def trained(
@@ -232,7 +232,7 @@ def trained(
 ) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
     assignment, local, algorithm = job.assignment, job.plan.local, algorithm_of(job.plan)
-    layout = carried(algorithm, executor.layout)  # of everything that is sent: the model, then a control variate
+    layout = transmitted_layout(algorithm, executor.layout)
     if assignment.layout_digest != executor.layout.digest:
         raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
     if assignment.kind == "train":
@@ -366,7 +366,7 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
     header, change, buffers = found.header, found.change, found.buffers
     if change is None or buffers is None:
         return Result(header, state)
-    local, begun, layout = job.plan.local, job.clock.now(), carried(algorithm_of(job.plan), model)
+    local, begun, layout = job.plan.local, job.clock.now(), transmitted_layout(algorithm_of(job.plan), model)
     if job.plan.privacy.mode == "local":
         change = noised(change, job.plan, layout)
     with planned_threads(local.codec_threads or cores()):
@@ -377,7 +377,7 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
         return Result(without_facts(replace(header, parts=parts, codec=job.assignment.codec)), state, body)
     header = replace(
         header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(state.residual),
-        counters={n: v for n, v in found.carried.counters.items() if n not in found.personal} if averaged else {},
+        counters={n: v for n, v in found.next_state.counters.items() if n not in found.personal} if averaged else {},
         timings=replace(header.timings, encode_s=round(job.clock.now() - begun, DIGITS)),
     )  # fmt: skip
     return Result(header, state, body)

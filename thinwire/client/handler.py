@@ -298,7 +298,7 @@ class AssignmentHandler:
             raise
         except Exception as error:
             return Begun(job, self._failed(error, assignment, job.say), self.clock.now())
-        ahead.state = replace(found.carried, sequence=header.update_id.sequence)
+        ahead.state = replace(found.next_state, sequence=header.update_id.sequence)
         ahead.making.add(assignment.assignment_id)
         ahead.follows |= {header.update_id.sequence}
         return Begun(job, found, self.clock.now(), ahead.follows)
@@ -324,7 +324,7 @@ class AssignmentHandler:
         spent = found.header.timings
         spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)
         found = replace(found, header=replace(found.header, timings=spent))
-        new, void = found.carried, self._ahead_of(assignment.run).void
+        new, void = found.next_state, self._ahead_of(assignment.run).void
         onto = replace(
             state, layout_digest=new.layout_digest, replica=new.replica, replica_version=new.replica_version,
             pending=outbox.without(new.pending, void),

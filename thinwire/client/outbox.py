@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from thinwire.aggregation.control_variates import algorithm_of, carried, followed
+from thinwire.aggregation.control_variates import algorithm_of, followed, transmitted_layout
 from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.client import payload
 from thinwire.client.errors import CannotReply
@@ -198,7 +198,7 @@ class OutcomeHandler:
             self.say(f"round {entry.round}: its update was not used; it left this device, so it is not sent again")
             return state
         feedback, algorithm = feedback_of(self.plan.uplink), algorithm_of(self.plan)
-        travels = carried(algorithm, self.layout)
+        travels = transmitted_layout(algorithm, self.layout)
         try:
             if feedback != "none":
                 sign = -1.0 if feedback == "ef21" else 1.0

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation import encode_buffers, float_buffers
-from thinwire.aggregation.control_variates import Algorithm, algorithm_of, carried, followed
+from thinwire.aggregation.control_variates import Algorithm, algorithm_of, followed, transmitted_layout
 from thinwire.aggregation.downlink import FULL, ModelReplica, is_number
 from thinwire.aggregation.mean import buffer_codec
 from thinwire.aggregation.plan_codecs import encoder, keeps_residual
@@ -144,7 +144,7 @@ def require_parts(assignment: Assignment, plan: RunPlan, model: Layout) -> None:
         )
     if assignment.layout_digest != model.digest:
         raise CannotReply("layout-mismatch", OTHER_TENSORS)
-    layout, down = carried(algorithm_of(plan), model), plan.downlink
+    layout, down = transmitted_layout(algorithm_of(plan), model), plan.downlink
     buffers = buffer_codec(model).max_bytes() if float_buffers(model) else 0
     full, change = (parse(spec).bind(layout).max_bytes for spec in ("identity", down.codec))
     full_bytes = [full(segment.index) for segment in layout.segments]
@@ -184,7 +184,7 @@ def require_work(assigned: Work, batch: int) -> None:
 def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
     """Return the bytes of the vectors that a run keeps at least on a device that trains in it: residual and replica."""
     vectors = keeps_residual(plan) + plan.downlink.compressed
-    return 4 * vectors * carried(algorithm_of(plan), model).size
+    return 4 * vectors * transmitted_layout(algorithm_of(plan), model).size
 
 
 def parts_of(bundle: Path | bytes | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:

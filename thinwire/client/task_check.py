@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from thinwire.aggregation import WeightedMean
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.downlink import Downlink
 from thinwire.aggregation.plan_codecs import require_rules, rungs
 from thinwire.client import payload
@@ -200,7 +200,7 @@ def _trained(
 
 def travels_of(plan: RunPlan, layout: Layout) -> Layout:
     """Return the layout of everything that is sent: the model, and the control variate if the plan has one."""
-    return carried(algorithm_of(plan), layout)
+    return transmitted_layout(algorithm_of(plan), layout)
 
 
 def _encoded(plan: RunPlan, spec: str, change: Vector, travels: Layout) -> list[Payload]:

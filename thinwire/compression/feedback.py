@@ -197,7 +197,7 @@ class BoundFeedback(CodecWrapper):
         require_writable(x, self.layout.segments[segment].size)
         kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
         encoded = self.inner.encode_with_memory(
-            x, Memory(state[RESIDUAL], 1.0), carried(self.inner, state, segment), key, segment
+            x, Memory(state[RESIDUAL], 1.0), inner_state(self.inner, state, segment), key, segment
         )
         if self.masked and self.momentum:
             sent = slice(None) if isinstance(encoded.support, Everything) else encoded.support
@@ -222,7 +222,7 @@ class BoundFeedback(CodecWrapper):
         return {**state, RESIDUAL: residual}
 
 
-def carried(inner: SegmentedCodec | OtherCodec, state: State, segment: int) -> State:
+def inner_state(inner: SegmentedCodec | OtherCodec, state: State, segment: int) -> State:
     """Return the inner codec's own arrays out of `state`, by name.
 
     An array that is missing or has another size or type is initialized again.
@@ -296,7 +296,7 @@ class BoundEf21(CodecWrapper):
         """Encode the difference to the reference, and overwrite `x` with the new reference."""
         require_writable(x, self.layout.segments[segment].size)
         encoded = self.inner.encode_with_memory(
-            x, Memory(state[REFERENCE], -1.0), carried(self.inner, state, segment), key, segment
+            x, Memory(state[REFERENCE], -1.0), inner_state(self.inner, state, segment), key, segment
         )
         return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
 

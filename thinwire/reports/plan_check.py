@@ -213,12 +213,12 @@ def estimate(
 
 def client_bytes(plan: RunPlan, layout: Layout, clients: int) -> tuple[int, int, int]:
     """Return the payload bytes of one client in one round: up, up at the most compressed rung, and down."""
-    from thinwire.aggregation.control_variates import algorithm_of, carried
+    from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
     from thinwire.aggregation.mean import buffer_layout
     from thinwire.aggregation.plan_codecs import rungs
     from thinwire.reports.secure_rounds import round_cost
 
-    travels = carried(algorithm_of(plan), layout)
+    travels = transmitted_layout(algorithm_of(plan), layout)
     buffers = FLOAT_BYTES * buffer_layout(layout).size if plan.local.buffers == "average" else 0
     down = travels.size * FLOAT_BYTES
     if plan.downlink.compressed:

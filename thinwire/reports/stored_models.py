@@ -173,14 +173,14 @@ def stored_model(store: Store, home: AggregatorHome, run_id: str, which: str) ->
 
 def stored_version(store: Store, home: AggregatorHome, run: RunRow, version: int, which: str = "") -> StoredModel:
     """Return a model version of a run by its number; `NotFound` if it is not kept. `which` is how a person named it."""
-    from thinwire.aggregation.control_variates import algorithm_of, carried
+    from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
     from thinwire.aggregation.downlink import read_fixed, read_version
     from thinwire.core import Layout, RunPlan
     from thinwire.core.errors import NotFound
 
     rows, folder = store.models(run.run_id, [version]), home.root / "runs" / run.run_id
     layout = Layout.from_json(run.layout)
-    travels = carried(algorithm_of(RunPlan.from_json(run.plan)), layout)
+    travels = transmitted_layout(algorithm_of(RunPlan.from_json(run.plan)), layout)
     if not rows or not (folder / rows[0].file).exists():
         raise NotFound(
             f"{run.run_id} no longer has the model of round {which or version}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.plan_codecs import LATTICE, rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
@@ -89,7 +89,7 @@ class RunContext:
         self.plan, self.report = RunPlan.from_json(row.plan), row.task_report
         self.mode = mode_of(self.plan)
         self.task_layout = Layout.from_json(row.layout)
-        self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of every vector that is sent
+        self.layout = transmitted_layout(algorithm_of(self.plan), self.task_layout)  # of every vector that is sent
         self.plan_cache = PlanCache(self.plan.to_json(), self.plan.digest)
         self.sent = SentAssignments(self.mode.delay + 1, self.plan_cache)
         self.codec = LATTICE if self.plan.secure.enabled else rungs(self.plan.uplink)[0]

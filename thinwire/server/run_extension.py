@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from thinwire.aggregation import codecs
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.core.errors import BudgetSpent, DataLost, Refused
 from thinwire.core.events import ENDED, Event, RoundClosed, RunStatusChanged
 from thinwire.core.formatting import counted, rounded_up
@@ -193,7 +193,9 @@ def _fitting(budget: Budget, spent: Counter[Release], release: Release, most: in
 
 def _require_files(home: AggregatorHome, row: RunRow, plan: RunPlan, run_state: RunState) -> None:
     """Raise `Refused` if the last model, its replica or the server optimizer's state is not whole on the disk."""
-    versions = Versions(home.run(row.run_id), carried(algorithm_of(plan), Layout.from_json(row.layout)), home.durable)
+    versions = Versions(
+        home.run(row.run_id), transmitted_layout(algorithm_of(plan), Layout.from_json(row.layout)), home.durable
+    )
     try:
         assert run_state.bases.model is not None, "`_state` has looked"
         versions.read(run_state.bases.model)

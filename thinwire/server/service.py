@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.mean import counters, float_buffers
 from thinwire.aggregation.reductions import reductions
 from thinwire.aggregation.server_optimizers import optimizers
@@ -71,7 +71,7 @@ def limit_of(plan: RunPlan, layout: Layout, enrolled: int = 0) -> ReplyLimit:
     In a secure run a header may hold a client's shares for every other client: so many as the plan selects, or twice
     as many as are `enrolled`, because devices may join.
     """
-    travels = carried(algorithm_of(plan), layout)
+    travels = transmitted_layout(algorithm_of(plan), layout)
     parts, counted = len(travels.segments) + 1, counters(layout)
     header = FREE_HEADER_BYTES + BYTES_A_PART * parts
     header += sum(BYTES_A_COUNTER + len(json.dumps(tensor.name)) for tensor in counted)
@@ -137,7 +137,7 @@ def vectors_of(plan: RunPlan) -> int:
 def memory_of(row: RunRow) -> int:
     """Return the bytes of memory that a run needs, as an estimate."""
     plan = RunPlan.from_json(row.plan)
-    return FLOAT_BYTES * carried(algorithm_of(plan), Layout.from_json(row.layout)).size * vectors_of(plan)
+    return FLOAT_BYTES * transmitted_layout(algorithm_of(plan), Layout.from_json(row.layout)).size * vectors_of(plan)
 
 
 def memory_limit(memory_mb: int | None) -> int:

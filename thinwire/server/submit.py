@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 
 from thinwire.aggregation import codecs
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.mean import BufferMean, buffer_layout, float_buffers
 from thinwire.aggregation.plan_codecs import require_rules, rungs
 from thinwire.core.disk_reserve import require_space
@@ -79,10 +79,10 @@ def submit(
     plan = with_whole_id(store, plan)
     found = plan.check(codecs)
     if not found and source == "devices":
-        found = plan.check(codecs, _measured(store, plan, carried(algorithm_of(plan), layout)))
+        found = plan.check(codecs, _measured(store, plan, transmitted_layout(algorithm_of(plan), layout)))
     if found:
         raise as_error(found)
-    travels = carried(algorithm_of(plan), layout)
+    travels = transmitted_layout(algorithm_of(plan), layout)
     require_rules(plan, travels)
     if travels.size > LARGEST:
         raise PlanError(

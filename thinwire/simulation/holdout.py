@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.client.errors import place
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.holdout import evaluate_model, holdout_client, require_holdout_data
@@ -40,7 +40,7 @@ class SimulatedHoldout:
         if plan.run.evaluate != "holdout":
             return None
         layout = Layout.from_json(store.run(run_id).layout)
-        versions = Versions(home.run(run_id), carried(algorithm_of(plan), layout))
+        versions = Versions(home.run(run_id), transmitted_layout(algorithm_of(plan), layout))
         found = cls(plan, task, client, versions, layout)
         with _placed(task):
             require_holdout_data(task.name, found._executor.inner.split(holdout_client(client)))

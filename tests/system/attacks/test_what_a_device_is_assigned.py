@@ -20,7 +20,7 @@ from tests.support.fleet_words import answer, envelope, hello, polled, pulled, u
 from tests.support.small_task import Aggregator, plan_of, task_of
 from tests.support.transport_doubles import Place, place
 from thinwire.aggregation import write_model
-from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.downlink import Downlink
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve, wanted
@@ -223,7 +223,7 @@ def test_no_honest_model_and_no_honest_change_is_refused(tmp_path: Path, algorit
     tensors = [Tensor("w", (50, 40)), Tensor("b", (7,)), Tensor("m", (9,), role="buffer")]
     model = Layout.build(tensors)
     plan = plan_of(f'[downlink]\ncodec = "{codec}"', run=f'algorithm = "{algorithm}"')
-    layout, draw = carried(algorithm_of(plan), model), np.random.default_rng(1)
+    layout, draw = transmitted_layout(algorithm_of(plan), model), np.random.default_rng(1)
     vector = draw.standard_normal(layout.size).astype(np.float32)
     full, _ = write_model(tmp_path / "model", layout, vector, np.ones(9, np.float32))
     assignment = Assignment(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pytest
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client.payload import encode
@@ -28,15 +30,15 @@ def test_the_residual_is_aged_by_the_rounds_since_the_last_encode():
 def test_momentum_and_age_are_on_disk_after_a_commit(tmp_path):
     uplink = UplinkSection(feedback="classic", momentum=0.5)
     _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
-    state = replace(state, memory={"0/own": np.arange(4.0).reshape(2, 2)})
+    state = replace(state, codec_arrays={"0/own": np.arange(4.0).reshape(2, 2)})
     RunFolder(tmp_path).commit(state)
     found, said = RunFolder(tmp_path).load()
     assert not said
     assert np.asarray(found.momentum).tobytes() == np.asarray(state.momentum).tobytes() == ONES.tobytes()
     assert np.asarray(found.residual).tobytes() == np.asarray(state.residual).tobytes()
     assert found.encoded_at == 1
-    assert np.array_equal(found.memory["0/own"], [[0, 1], [2, 3]])
-    assert found.memory["0/own"].dtype == np.float64
+    assert np.array_equal(found.codec_arrays["0/own"], [[0, 1], [2, 3]])
+    assert found.codec_arrays["0/own"].dtype == np.float64
 
 
 def test_a_switch_of_codec_keeps_residual_and_momentum():
@@ -47,9 +49,22 @@ def test_a_switch_of_codec_keeps_residual_and_momentum():
     assert not np.asarray(state.residual).any()
 
 
+@pytest.mark.parametrize("feedback", ["none", "classic"])
+def test_an_array_of_another_shape_or_type_begins_again(feedback):
+    layout, x = Layout.of({"w": (8, 8)}), np.arange(64, dtype=np.float32)
+    encoded, uplink = partial(encode, spec="powersgd(1)", layout=layout, key=Key(1)), UplinkSection(feedback=feedback)
+    fresh, state = encoded(x.copy(), ClientRunState(), uplink=uplink)
+    (name,) = state.codec_arrays
+    for array in (np.ones((9, 1), np.float32), np.ones((8, 1), np.float64)):
+        frames, _ = encoded(x.copy(), ClientRunState(codec_arrays={name: array}), uplink=uplink)
+        assert frames == fresh
+    frames, _ = encoded(x.copy(), ClientRunState(codec_arrays={name: np.ones((8, 1), np.float32)}), uplink=uplink)
+    assert frames != fresh
+
+
 def test_without_feedback_nothing_is_carried():
     _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", UplinkSection(feedback="none"), LAYOUT, Key(1), 1)
-    assert (state.residual, state.momentum, dict(state.memory)) == (None, None, {})
+    assert (state.residual, state.momentum, dict(state.codec_arrays)) == (None, None, {})
 
 
 def test_with_ef21_the_residual_is_the_reference():

@@ -165,7 +165,7 @@ def test_no_number_of_the_update_before_its_noise_is_kept(tmp_path: Path) -> Non
     device = Local(tmp_path, text="[uplink]\ncodec = 'topk(0.5)'\nfeedback = 'none'")
     assert device.rule(1, codec="topk(0.5)") == ""
     _, state = device.handler.kept.opened("small-1", print, "")
-    assert (state.residual, state.momentum, state.memory, state.pending) == (None, None, {}, {})
+    assert (state.residual, state.momentum, state.codec_arrays, state.pending) == (None, None, {}, {})
 
 
 def test_the_device_keeps_the_plans_participations_and_its_own_limits(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def working(absent: Collection[int], restarted: Collection[int]) -> Work:
         if job.assignment.kind == "train" and job.assignment.round in absent:
             raise CannotReply("worker", "absent, as this round was wanted")
         if job.assignment.kind == "train" and job.assignment.round in restarted:
-            state = replace(state, residual=None, momentum=None, memory={}, encoded_at=0)
+            state = replace(state, residual=None, momentum=None, codec_arrays={}, encoded_at=0)
         return honest(job, header, state, executor, client)
 
     return work

@@ -244,7 +244,7 @@ class AssignmentHandler:
         settling = self._settling(job, folder)
         state = self._settle(settling, state)
         if assignment.kind == "train" and job.plan.has_client_state:
-            settling.require_memory(state)
+            settling.require_client_state(state)
         if assignment.secure is not None:
             return self._begin_secure(job, header, state, send)
         make = first_model if assignment.kind == "init" else work

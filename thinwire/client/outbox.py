@@ -174,7 +174,7 @@ class OutcomeHandler:
         """Return the assignment's outcomes that concern this device."""
         return [outcome for outcome in self.assignment.outcomes if outcome.update_id.device == self.device]
 
-    def require_memory(self, state: ClientRunState) -> None:
+    def require_client_state(self, state: ClientRunState) -> None:
         """Raise `state-lost` if the plan needs state of earlier rounds that this device no longer has.
 
         That state is the EF21 reference, or the control variate of SCAFFOLD or FedDyn.

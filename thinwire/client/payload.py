@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from thinwire.aggregation.plan_codecs import encoder, keeps_residual
 from thinwire.client.errors import CannotReply
 from thinwire.client.run_state import ClientRunState
 from thinwire.compression import parse
-from thinwire.compression.feedback import MOMENTUM, REFERENCE, RESIDUAL, BoundFeedback, inside
+from thinwire.compression.feedback import MOMENTUM, REFERENCE, RESIDUAL, BoundFeedback, inside, matching_state
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
 from thinwire.core.layout import Layout, Segment
 from thinwire.core.part_file import damaged_part
@@ -93,36 +93,32 @@ def encode(
     codec, payloads, own = encoder(spec, uplink, layout), list[Payload](), dict[str, NDArray[Any]]()
     whole: dict[str, Vector] = {}
     for segment in layout.model_segments:
-        held = _held(codec.init(segment.index), state, segment.index, segment.span)
+        before = matching_state(codec.init(segment.index), _codec_state(state, segment))
         if isinstance(codec, BoundFeedback):
-            held = codec.aged(held, uplink.feedback_decay, round_number - state.encoded_at)
-        encoded = codec.encode(change[segment.span], held, key, segment.index)
+            before = codec.aged(before, uplink.feedback_decay, round_number - state.encoded_at)
+        encoded = codec.encode(change[segment.span], before, key, segment.index)
         payloads.append(encoded.payload)
         for name, array in encoded.state.items():
             if name not in PLACES:
                 own[f"{segment.index}/{name}"] = array
                 continue
             into = whole.get(PLACES[name])
-            if into is None:  # the raw update's memory becomes the residual or the reference: one vector less
+            if into is None:  # the raw update's buffer becomes the residual or the reference: one vector less
                 into = whole[PLACES[name]] = np.empty(change.size, np.float32) if name == MOMENTUM else change
             if array.base is not into and array is not into:
                 into[segment.span] = array
     made = replace(
-        state, residual=whole.get("residual"), momentum=whole.get("momentum"), memory=own, encoded_at=round_number
+        state, residual=whole.get("residual"), momentum=whole.get("momentum"), codec_arrays=own, encoded_at=round_number
     )
     return payloads, made
 
 
-def _held(fresh: State, state: ClientRunState, segment: int, span: slice) -> State:
-    """Return the arrays with which the codec begins: the state's where it has them, else fresh ones."""
-    held = dict(fresh)
-    for name in fresh:
-        kept: Mapping[str, Vector | None] = {"residual": state.residual, "momentum": state.momentum}
-        if name not in PLACES:
-            held[name] = state.memory.get(f"{segment}/{name}", fresh[name])
-        elif (vector := kept[PLACES[name]]) is not None:
-            held[name] = vector[span]
-    return held
+def _codec_state(state: ClientRunState, segment: Segment) -> State:
+    """Return the arrays of a run's state that a codec may know, by their names in a codec's state."""
+    prefix = f"{segment.index}/"
+    found = {name.removeprefix(prefix): a for name, a in state.codec_arrays.items() if name.startswith(prefix)}
+    vectors = {RESIDUAL: state.residual, REFERENCE: state.residual, MOMENTUM: state.momentum}
+    return {**found, **{name: vector[segment.span] for name, vector in vectors.items() if vector is not None}}
 
 
 BUFFERS = "buffers"

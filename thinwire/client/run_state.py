@@ -34,14 +34,14 @@ from thinwire.core.serialization import reply_from_json, reply_to_json
 from thinwire.core.statedir import disk_error, private_folder, private_opener, require_room, write_atomically
 from thinwire.core.types import ReplyHeader, Vector
 
-FORMAT = 2  # 1: from before the first release, with other names
+FORMAT = 3  # lower ones: from before the first release, with other names
 STATE = "state.json"
 NOT_KNOWN = -1  # a value of `references_from`
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # a run's id names a directory
 Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
 VECTORS = ("residual", "momentum", "buffers", "replica", "own")
-GROUPS = ("memory", "pending", "personal", "context")  # named arrays
+GROUPS = ("codec_arrays", "pending", "personal", "context")  # named arrays
 FILES = (*VECTORS, *GROUPS)
 _vectors, _groups = operator.attrgetter(*VECTORS), operator.attrgetter(*GROUPS)
 PLAIN = {
@@ -80,7 +80,7 @@ class ClientRunState:
     Vectors are flat float32. None means all zero, or for `buffers` the shared ones.
 
     - `residual` is the error feedback's residual, or the EF21 reference if the plan uses EF21.
-    - `memory` holds a codec's own arrays, named SEGMENT/NAME.
+    - `codec_arrays` are the codec's own arrays, named SEGMENT/NAME.
     - `encoded_at` is the round of the last encode.
     - `replica` is the replica, at version `replica_version`: the model to which the aggregator sends updates. It is
       kept if the downlink is compressed, and is never written to.
@@ -103,7 +103,7 @@ class ClientRunState:
     counters: Mapping[str, int] = field(default_factory=dict)
     outbox: tuple[Entry, ...] = ()
     momentum: Vector | None = None
-    memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    codec_arrays: Arrays = field(default_factory=dict)
     encoded_at: int = 0
     references_from: int = 0
     replica: Vector | None = None
@@ -299,7 +299,7 @@ def _with_arrays(state: ClientRunState, found: Mapping[str, Arrays]) -> ClientRu
 
 def _plain(file: str) -> str:
     """Return the name of a file, checked to lead to no other directory."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}", file):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", file):
         raise ValueError(f"{file!r} is no file of this folder")
     return file
 

@@ -34,10 +34,9 @@ layout only, so they survive a switch of codec between two rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.compression.base import (
     ALL,
@@ -222,16 +221,18 @@ class BoundFeedback(CodecWrapper):
         return {**state, RESIDUAL: residual}
 
 
-def inner_state(inner: SegmentedCodec | OtherCodec, state: State, segment: int) -> State:
-    """Return the inner codec's own arrays out of `state`, by name.
+def matching_state(fresh: State, before: State) -> State:
+    """Return the state `fresh`, with those arrays of `before` that have the same name, shape and type.
 
-    An array that is missing or has another size or type is initialized again.
+    So a switch of codec loses only the arrays that the new codec cannot use, and these begin again.
     """
-    own = dict[str, NDArray[Any]]()
-    for name, fresh in inner.init(segment).items():
-        held = state.get(name, fresh)
-        own[name] = (held if held.shape == fresh.shape and held.dtype == fresh.dtype else fresh).copy()
-    return own
+    found = {name: before.get(name, array) for name, array in fresh.items()}
+    return {n: a if (a.shape, a.dtype) == (fresh[n].shape, fresh[n].dtype) else fresh[n] for n, a in found.items()}
+
+
+def inner_state(inner: SegmentedCodec | OtherCodec, state: State, segment: int) -> State:
+    """Return copies of the inner codec's own arrays in `state`, by name."""
+    return {name: array.copy() for name, array in matching_state(inner.init(segment), state).items()}
 
 
 REFERENCE = "reference"

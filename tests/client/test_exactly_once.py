@@ -72,12 +72,12 @@ class Device(RuleBasedStateMachine):
     def decoded(self, entry: Entry) -> Vector:
         return refund(self.run_folder.path(entry), entry.header.parts, CODEC, LAYOUT, None)
 
-    def settled(self, outcomes: list[UpdateOutcome]) -> ClientRunState:
+    def after(self, outcomes: list[UpdateOutcome]) -> ClientRunState:
         def back(entry: Entry, state: ClientRunState) -> ClientRunState:
             path = self.run_folder.path(entry)
             return replace(state, residual=refund(path, entry.header.parts, CODEC, LAYOUT, state.residual))
 
-        return outbox.settle(self.state, outcomes, back)
+        return outbox.apply_outcomes(self.state, outcomes, back)
 
     def commit(
         self, state: ClientRunState, files: Mapping[str, bytes] | None = None, crash_at: int | None = None
@@ -122,7 +122,7 @@ class Device(RuleBasedStateMachine):
         """Verdicts come, some of them for the second time."""
         told = data.draw(st.lists(st.sampled_from(sorted(self.outcomes)), unique=True))
         waiting = {entry.header.update_id: self.decoded(entry) for entry in self.state.outbox}
-        state = self.settled([UpdateOutcome(name, self.outcomes[name]) for name in told])  # type: ignore[arg-type]  # literals
+        state = self.after([UpdateOutcome(name, self.outcomes[name]) for name in told])  # type: ignore[arg-type]  # literals
         if state is not self.state and self.commit(state, crash_at=crash_at):
             for name in told:
                 if self.outcomes[name] == "aggregated" and name in waiting:

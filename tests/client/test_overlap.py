@@ -91,7 +91,7 @@ def test_a_dropped_change_is_pending_no_more_and_what_was_sent_of_it_is_in_the_r
     assert isinstance(begun, Begun)
     assert starts[2].tobytes() == (first + pending(handler)[2]).tobytes()
     folder, state = handler.kept[RUN]
-    back = handler._settle(handler._settling(begun.job, folder), state).residual
+    back = handler._apply_outcomes(handler._outcome_handler(begun.job, folder), state).residual
     np.testing.assert_allclose(back, before + sent, atol=1e-7)
 
 

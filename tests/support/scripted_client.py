@@ -1,7 +1,7 @@
 """A client process that follows a script of rounds: `python -m tests.support.scripted_client JSON client start ...`.
 
 `{"absent": [3, 7], "again": [5]}`: it fails the assignments of rounds 3 and 7, as one does whose training ended, after
-the outcomes that came with them were settled; and answers that of round 5 as one does that lost its state before.
+the outcomes that came with them were applied; and answers that of round 5 as one does that lost its state before.
 """
 
 from __future__ import annotations

@@ -241,10 +241,10 @@ class AssignmentHandler:
         if self.overlaps(assignment):
             return self._begin_ahead(job, header, ahead.state or state, folder)
         self._ahead.pop(assignment.run, None)  # every assignment that began is finished and is part of the state
-        settling = self._settling(job, folder)
-        state = self._settle(settling, state)
+        outcome_handler = self._outcome_handler(job, folder)
+        state = self._apply_outcomes(outcome_handler, state)
         if assignment.kind == "train" and job.plan.has_client_state:
-            settling.require_client_state(state)
+            outcome_handler.require_client_state(state)
         if assignment.secure is not None:
             return self._begin_secure(job, header, state, send)
         make = first_model if assignment.kind == "init" else work
@@ -289,8 +289,9 @@ class AssignmentHandler:
         ahead = self._ahead.setdefault(assignment.run, PipelineState())
         if state.layout_digest not in ("", executor.layout.digest):
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
-        state, told = ahead.without_void(state, self.kept[assignment.run][1]), self._settling(job, folder).outcomes
-        pending = outbox.still_pending(state.pending, told, assignment.base_version, job.plan.local.delay)
+        state = ahead.without_void(state, self.kept[assignment.run][1])
+        outcomes = self._outcome_handler(job, folder).outcomes
+        pending = outbox.still_pending(state.pending, outcomes, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
             found = execute.trained_finite(job, header, state, executor, self.client)
@@ -318,7 +319,7 @@ class AssignmentHandler:
     def _finish(self, begun: Begun) -> Answer:
         job, assignment, found = begun.job, begun.job.assignment, begun.outcome
         folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
-        state, layout = self._settle(self._settling(job, folder), state), self._executor(job.plan).layout
+        state, layout = self._apply_outcomes(self._outcome_handler(job, folder), state), self._executor(job.plan).layout
         if isinstance(found, Failure):
             return found, None
         spent = found.header.timings
@@ -347,18 +348,17 @@ class AssignmentHandler:
                 self._uplink_estimators.pop(run, None)
                 self._ahead.pop(run, None)
 
-    def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
-        executor = self._executor(job.plan)
-        return OutcomeHandler(job.assignment, job.plan, executor.layout, self.name, folder, job.say)
+    def _outcome_handler(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
+        return OutcomeHandler(job.assignment, job.plan, self._executor(job.plan).layout, self.name, folder, job.say)
 
-    def _settle(self, settling: OutcomeHandler, state: ClientRunState) -> ClientRunState:
+    def _apply_outcomes(self, outcome_handler: OutcomeHandler, state: ClientRunState) -> ClientRunState:
         """Return the state after the outcomes of the assignment, and commit it.
 
         The commit comes first, so that the outcomes count even if the work after them fails.
         """
-        after = settling.settled(state)
+        after = outcome_handler.apply(state)
         if after is not state:
-            self.kept.keep(settling.assignment, settling.folder, after)
+            self.kept.keep(outcome_handler.assignment, outcome_handler.folder, after)
         return after
 
     def _commit(self, assignment: Assignment, folder: RunFolder, result: Result) -> Answer:
@@ -367,12 +367,8 @@ class AssignmentHandler:
         silent = is_protected(assignment)  # then the header tells nothing of this device
         if header.parts and state.lost:
             header, state = header if silent else replace(header, lost=state.lost), replace(state, lost="")
-        entry = Entry(
-            header,
-            assignment.round,
-            f"{header.update_id.sequence}.parts" if header.parts else "",
-            assignment.kind == "init",
-        )
+        file = f"{header.update_id.sequence}.parts" if header.parts else ""
+        entry = Entry(header, assignment.round, file, first=assignment.kind == "init")
         state = outbox.append(state, entry)
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         if silent:  # an assignment of another plan has no booking

@@ -65,7 +65,7 @@ def find(state: ClientRunState, assignment_id: str) -> Entry | None:
     return next((entry for entry in state.outbox if entry.header.assignment_id == assignment_id), None)
 
 
-def settle(state: ClientRunState, outcomes: Iterable[UpdateOutcome], refund: Refund) -> ClientRunState:
+def apply_outcomes(state: ClientRunState, outcomes: Iterable[UpdateOutcome], refund: Refund) -> ClientRunState:
     """Apply the outcomes of earlier replies. Ids that are not in the outbox were applied before and are skipped."""
     said = {outcome.update_id: outcome for outcome in outcomes}
     kept = []
@@ -73,7 +73,7 @@ def settle(state: ClientRunState, outcomes: Iterable[UpdateOutcome], refund: Ref
         told = said.get(entry.header.update_id)
         if told is None or told.outcome == "unknown":
             kept.append(entry)
-        elif told.outcome == "dropped" and entry.settles:
+        elif told.outcome == "dropped" and entry.expects_outcome:
             state = refund(entry, state)
         elif told.outcome == "aggregated" and not state.counted_at:
             state = replace(state, counted_at=told.version)
@@ -118,7 +118,7 @@ def append(state: ClientRunState, entry: Entry) -> ClientRunState:
 
 def delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
     """Remove a reply for which no outcome will come, now that the aggregator has it."""
-    kept = tuple(entry for entry in state.outbox if entry.settles or entry.header.update_id != header.update_id)
+    kept = tuple(entry for entry in state.outbox if entry.expects_outcome or entry.header.update_id != header.update_id)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
@@ -149,7 +149,7 @@ class OutcomeHandler:
     folder: RunFolder
     say: Callable[[str], None]
 
-    def settled(self, state: ClientRunState) -> ClientRunState:
+    def apply(self, state: ClientRunState) -> ClientRunState:
         """Return the state after the assignment's outcomes, without replies that are too old for one.
 
         A state of another model layout is discarded, except its sequence. If the plan has client state, no reply
@@ -160,14 +160,12 @@ class OutcomeHandler:
         if state.layout_digest not in ("", self.layout.digest):
             self.say(f"{assignment.run}: the model has changed; what was not yet sent of the old one is lost")
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
-        settled = settle(restarted(state, assignment.references_from), self.outcomes, self._back)
-        if self.plan.secure.enabled and settled.encoded_at != encoded_at:  # a device masks one vector a round
-            settled = replace(settled, encoded_at=encoded_at)
-        if (
-            assignment.kind != "train" or self.plan.has_client_state
-        ):  # the device must know the outcome of each of its updates
-            return settled
-        return expire(settled, assignment.round, self.plan.cohort.max_staleness + self.plan.local.delay)
+        after = apply_outcomes(restarted(state, assignment.references_from), self.outcomes, self._back)
+        if self.plan.secure.enabled and after.encoded_at != encoded_at:  # a device masks one vector a round
+            after = replace(after, encoded_at=encoded_at)
+        if assignment.kind != "train" or self.plan.has_client_state:
+            return after
+        return expire(after, assignment.round, self.plan.cohort.max_staleness + self.plan.local.delay)
 
     @property
     def outcomes(self) -> list[UpdateOutcome]:

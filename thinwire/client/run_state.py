@@ -68,7 +68,7 @@ class Entry:
     first: bool = False
 
     @property
-    def settles(self) -> bool:
+    def expects_outcome(self) -> bool:
         """Return True if an outcome will come: the reply has an update, and the device must know its outcome."""
         return bool(self.header.parts) and not self.first
 
@@ -93,7 +93,7 @@ class ClientRunState:
     - `pending` are raw updates that no model version contains yet (overlap, client/outbox.py).
     - `personal` are the values of the personal layers by name, empty before the first training (client/personal.py).
     - `context` are the arrays that a task's own train() left in `context.state`: they move as the personal layers do.
-    - `outbox` holds the replies that are not settled, `counters` the integer buffers.
+    - `outbox` holds the replies that expect an outcome or were not delivered, `counters` the integer buffers.
     """
 
     sequence: int = 0
@@ -207,7 +207,7 @@ class RunFolder:
         self._write(self.folder / STATE, json.dumps(raw, separators=(",", ":")).encode())
         self._tidy({STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in FILES if raw[n])})
 
-    def settle(self, state: ClientRunState) -> None:
+    def commit_smaller(self, state: ClientRunState) -> None:
         """Make durable a state that has fewer replies than the last one."""
         self.commit(state)
 
@@ -364,13 +364,13 @@ class WriteBehindRunFolder(RunFolder):
             self._below = below
         for file, data in (parts or {}).items():
             write_unsynced(self.folder / file, data)
-        settled = _files(self._held.outbox if self._held else ()) - _files(state.outbox)
-        for file in settled:
+        unneeded = _files(self._held.outbox if self._held else ()) - _files(state.outbox)
+        for file in unneeded:
             with contextlib.suppress(OSError):
                 (self.folder / file).unlink()
         self._held = state
 
-    def settle(self, state: ClientRunState) -> None:
+    def commit_smaller(self, state: ClientRunState) -> None:
         """Keep a state with fewer replies: in memory if unsaved state is there, else on disk."""
         if self._held is None:
             self.commit(state)

@@ -249,7 +249,7 @@ class RunStore:
             self._runs[reply.update_id.run] = folder, after
         if after is not state and reply.parts:
             with contextlib.suppress(DataLost):  # a full disk: the next commit removes the file
-                folder.settle(after)
+                folder.commit_smaller(after)
 
 
 KEPT = 32

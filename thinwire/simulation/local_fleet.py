@@ -107,7 +107,7 @@ class LocalFleet:
                 if (link := self._live.get(device)) is not None:
                     link.withdraw(frozenset(assignment_ids))
             for assignment_id in assignment_ids:
-                self._settle(self._device_of.get(assignment_id, ""), assignment_id)
+                self._remove_answered(self._device_of.get(assignment_id, ""), assignment_id)
             self.changed.notify_all()
 
     def drop_uploads(self, run_id: str) -> None:
@@ -183,7 +183,7 @@ class LocalFleet:
                     link.clock.advance(max(0.0, self.sent_at[envelope.assignment.assignment_id] - link.clock.now()))
                 link.give(envelope.assignment.assignment_id)
                 if envelope.assignment.kind == "stop":
-                    self._settle(link.name, envelope.assignment.assignment_id)
+                    self._remove_answered(link.name, envelope.assignment.assignment_id)
                     self._stopped.append(Delivered(link.name, envelope.assignment, self.clock.wall()))
             return envelope
 
@@ -213,7 +213,7 @@ class LocalFleet:
             failure = Failure("state-lost", "another update under a known id", reply.assignment_id, link.name)
             return self._arrived(link.name, failure)
         with self.changed:
-            return self._settle(link.name, reply.assignment_id)
+            return self._remove_answered(link.name, reply.assignment_id)
 
     def _arrived(self, device: str, arrival: Reply) -> None:
         with self.changed:
@@ -221,11 +221,11 @@ class LocalFleet:
             link = self._live.get(device)
             for other in {*self._assignments.get(device, ()), *(link.held if link is not None else ())}:
                 if ends(arrival, other):
-                    self._settle(device, other)
+                    self._remove_answered(device, other)
             self._inbox.append(arrival)
             self.changed.notify_all()
 
-    def _settle(self, device: str, assignment_id: str) -> None:
+    def _remove_answered(self, device: str, assignment_id: str) -> None:
         """Remove an assignment of this device, which may get it again as a new delivery; others' assignments stay."""
         self._remove(device, assignment_id)
         if (link := self._live.get(device)) is not None:

@@ -267,7 +267,7 @@ def test_an_answer_that_would_fill_the_disk_is_not_kept_and_what_makes_room_is(t
     with pytest.raises(NotWritten, match="min_free_disk_mb"):
         write(two, {"2.parts": data * 1000})
     assert not (tmp_path / "2.parts").exists()
-    kept.settle(none)
+    kept.commit_smaller(none)
     assert not (tmp_path / "1.parts").exists()
 
 

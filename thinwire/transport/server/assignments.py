@@ -283,7 +283,7 @@ class ReplyReceiver:
             text = f"update {header.update_id} came before with other contents"
             self.failed(device, Failure("state-lost", text, header.assignment_id), began_at)
             raise ApiError(409, "state-lost", text)
-        self._mailbox.settle(device, header.assignment_id)
+        self._mailbox.remove_answered(device, header.assignment_id)
         return True
 
     def require_room(self, device: str, arriving: int) -> None:

@@ -151,7 +151,7 @@ class Mailbox:
         return outstanding.pulled_at if outstanding else 0.0
 
     def answered(self, device: str, reply: Reply, received: bytes = b"") -> bool:
-        """Settle the assignment of a durable reply, and queue the reply for the fleet.
+        """Remove the assignment of a durable reply, and queue the reply for the fleet.
 
         `received` are the bytes that the reply was parsed from, if a device sent it. Return False if the device was
         revoked. A reply to an assignment that is not in flight here (the aggregator was restarted) is queued alone.
@@ -201,8 +201,8 @@ class Mailbox:
                 self._arrived(ClientDisconnected(device, "revoked"))
             return taken
 
-    def settle(self, device: str, assignment_id: str) -> None:
-        """Settle the assignment of a reply that arrived before."""
+    def remove_answered(self, device: str, assignment_id: str) -> None:
+        """Remove the assignment of a reply that arrived before."""
         with self._changed:
             self._remove(device, assignment_id)
             self._state.release(device, assignment_id)

@@ -13,8 +13,9 @@ import pytest
 from tests.client.test_service import DEVICE, Running
 from tests.support.small_task import Aggregator, plan_of
 from thinwire.client import execute
+from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.calls import BackgroundSender
-from thinwire.client.execute import AssignmentContext, Trained, trained
+from thinwire.client.execute import Trained, trained
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHeader

@@ -9,7 +9,7 @@ import torch
 from tests.support.small_task import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean
 from thinwire.client import execute, payload
-from thinwire.client.execute import AssignmentContext
+from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import encode, parts_of

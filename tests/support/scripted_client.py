@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from thinwire.cli.main import main
 from thinwire.client import handler
+from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.errors import CannotReply
-from thinwire.client.execute import AssignmentContext, Result
+from thinwire.client.execute import Result
 from thinwire.client.execute import work as honest
 from thinwire.client.executor import Executor
 from thinwire.client.run_state import ClientRunState

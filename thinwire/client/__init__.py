@@ -10,7 +10,8 @@ Read the files in this order:
     run_store       the states of all runs, and the plans that this device keeps
     personal        the layers that stay on the client: their values in training, and with which a run begins
     personal_files  what is kept of them after a run, and the whole model
-    execute         the work of one assignment: its keys, schedule and deadline; evaluate, train, encode
+    assignment_context  one assignment with its keys, schedule, deadline and limits
+    execute         the work of one assignment: load the model, evaluate, train, encode
     first_model     the reply to an assignment to make the first model of a run
     payload         frames to vectors and back, for both directions
     executor        the task in this process or in a worker

@@ -1,6 +1,5 @@
 """Execute one assignment: load the base model, evaluate, train and encode, or make the first model of a run.
 
-`AssignmentContext` is one assignment with everything its work needs: keys, schedule, deadline, progress and limits.
 `work` handles an assignment to train or evaluate. `trained` and `encoded` are its two halves, which overlap runs in two
 threads. Each function returns the state after it, and stores nothing.
 """
@@ -8,8 +7,7 @@ threads. Each function returns the state after it, and stores nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,21 +15,16 @@ import numpy as np
 from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.downlink import ModelReplica
 from thinwire.client import outbox, payload
-from thinwire.client.calls import Say
-from thinwire.client.device_info import UplinkTimeEstimator
+from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.errors import CannotReply
 from thinwire.client.executor import local_of
 from thinwire.client.payload import ControlVariate, encode
 from thinwire.client.personal import PersonalExecutor, StartingValues, arrays_of, starting_values, values_of_origin
 from thinwire.client.private_noise import noised, private_steps, without_divergence
-from thinwire.client.train import layout as keys
-from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import TrainRequest, TrainResult, Work
-from thinwire.client.train.schedule import REAL, Clock, Schedule
 from thinwire.client.train.state import are_equal
 from thinwire.compression.native import cores, planned_threads
 from thinwire.core.errors import NonFiniteUpdate
-from thinwire.core.prng import Key, derive
 from thinwire.core.protocol import without_facts
 from thinwire.core.records import replace
 from thinwire.core.score_histogram import own_values
@@ -39,144 +32,16 @@ from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, Vecto
 from thinwire.privacy.summed_metrics import may_report, unsummed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from thinwire.client.admission import Limit
     from thinwire.client.executor import Executor
     from thinwire.client.run_state import ClientRunState
     from thinwire.client.train.protocol import Arrays, ClientInfo
-    from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout, Tensor
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Payload
 
 
 OWN_METRIC = "eval/personal"  # share of the evaluated examples that saw trained personal layers of their client
-SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
-SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
-MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
-LATER = 0.5  # of the allowed staleness, which a client that misses the deadline anyway may train for
 DIGITS = 4  # of a stage's seconds: further ones are noise, and a fifth of a small reply's header
-
-
-@dataclass
-class AssignmentContext:
-    """The context of one assignment.
-
-    `device` is this device's name, on which the random draws depend. `queue_s` is the time that the assignment waited
-    here. `may_measure` allows evaluation.
-    """
-
-    delivery: Delivery
-    plan: RunPlan
-    device: str
-    cancelled: Callable[[], bool]
-    say: Say
-    queue_s: float = 0.0
-    may_measure: bool = True
-    take_base: payload.TakeBase = payload.take_base
-    may_stop: bool = True  # the deadline may end training if the plan allows it
-    uplink_estimator: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
-    clock: Clock = REAL
-    limit: Limit | None = None  # the owner's
-    began: float = 0.0  # when the work on the assignment began, by `clock`
-    max_state_bytes: int = 0  # of `context.state`, the owner's limit
-    loaded: Callable[[Vector | None], None] = lambda buffers: None  # called with the float buffers of the loaded model
-    folder: Path | None = None  # the client's
-    keep_shared: payload.KeepShared | None = None
-
-    def __post_init__(self) -> None:
-        # With overlap the assignment was sent ahead, so its deadline starts when the work does.
-        waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s
-        self.until = self.clock.now() - waited_s + self.assignment.deadline_s
-        self._said_at = -math.inf
-        self._began_at: float | None = None  # time of the first progress report of training
-
-    @property
-    def assignment(self) -> Assignment:
-        """Return the assignment."""
-        return self.delivery.assignment
-
-    def key(self, purpose: str) -> Key:
-        """Return the key of this assignment's draws for one purpose, from the seed, the device's name and the round.
-
-        Nothing else may decide it: neither the run's name nor a path, a time or a process. Invariant: the same plan
-        gives the same bits under every name.
-        """
-        key = derive(Key(self.plan.run.seed), purpose, self.device, self.assignment.round)
-        return derive(key, "further") if self.assignment.is_follow_up else key
-
-    @property
-    def train_key(self) -> keys.Key:
-        """Return the key of training in the worker's own type."""
-        key = self.key("train")
-        return keys.Key(key.a, key.b)
-
-    def schedule_after(self, pending: int) -> Schedule:
-        """Return the learning rate's schedule for the part of the run that follows `pending` updates after this
-        version.
-        """
-        local, made = self.plan.local, self.assignment.base_version + pending
-        rounds = local.schedule_rounds or self.plan.run.rounds
-        return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
-
-    @property
-    def left_s(self) -> float | None:
-        """Return the seconds to the deadline, None if there is none."""
-        return self.until - self.clock.now() if self.assignment.deadline_s else None
-
-    def train_within_s(self, dense_bytes: int) -> float | None:
-        """Return the seconds that training and the work before it may take, None if no limit applies.
-
-        A deadline limits training only with partial work. A client that would miss it without any training, by the
-        least time that encoding and uploading ever took, need not hurry. It trains for as long as its update will still
-        count: half of the allowed staleness, since rounds may close before their deadline. The owner's limit ends
-        training before that, whatever the deadline.
-        """
-        cohort, deadline_s, codec = self.plan.cohort, self.assignment.deadline_s, self.assignment.codec
-        if not (self.plan.local.partial and self.may_stop):
-            return None
-        limit_s = math.inf if self.limit is None else (1 - MARGIN) * self.limit.left_s
-        if (left_s := self.left_s) is None:
-            return limit_s if math.isfinite(limit_s) else None
-        if cohort.late == "aggregate" and left_s < self.uplink_estimator.least_s(codec):
-            left_s += LATER * cohort.max_staleness * deadline_s
-        download_bytes = sum(part.length for part in self.assignment.parts)
-        after_s = self.uplink_estimator.lasts_s(codec, dense_bytes, download_bytes, self.delivery.download_s)
-        return min(limit_s, left_s - MARGIN * deadline_s - after_s)
-
-    def do(
-        self, executor: Executor, request: TrainRequest, client: ClientInfo, params: Vector, buffers: Vector | None
-    ) -> TrainResult:
-        """Let the executor carry out a request; `CannotReply` ("declined") if the owner's limit ends it."""
-        try:
-            return executor.do(request, client, params, buffers, self.tell, self._is_over, self.left_s)
-        except Cancelled:
-            if self.limit is None or self.cancelled() or (ended := self.limit.over()) is None:
-                raise
-            raise CannotReply("declined", ended.text) from None
-
-    def _is_over(self) -> bool:
-        return self.cancelled() or (self.limit is not None and self.limit.over() is not None)
-
-    def tell(self, what: str, done: int, total: int) -> None:
-        """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
-        if what == "measure":
-            trains = self.assignment.kind == "train"
-            self.say(f"round {self.assignment.round}: evaluate" if trains else "measure the last model")
-            return
-        if self.limit is not None:
-            self.limit.progressed(done, self.plan.local.min_steps if self.plan.local.partial else total)
-        now = self.clock.now()
-        self._began_at = now if self._began_at is None else self._began_at
-        least_s, most_s = SAY_EVERY_S
-        if now - self._said_at < min(most_s, max(least_s, SAY_SHARE * (now - self._began_at))) and done != total:
-            return
-        self._said_at = now
-        left = self.until - now
-        deadline = f", deadline in {left:.0f} s" if left >= 0 else f", {-left:.0f} s over the deadline"
-        of = f"{done}/{total}" if total else str(done)
-        self.say(f"round {self.assignment.round}: train {of} steps" + (deadline if self.assignment.deadline_s else ""))
 
 
 @dataclass(frozen=True)

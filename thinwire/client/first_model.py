@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.client import payload
+from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.errors import CannotReply
-from thinwire.client.execute import AssignmentContext, Result
+from thinwire.client.execute import Result
 from thinwire.client.train import layout as keys
 from thinwire.client.train.protocol import Local, TrainRequest, Work
 from thinwire.compression import parse

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from thinwire.client import errors, execute, outbox, payload
 from thinwire.client.admission import AdmissionController
+from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import FAILED, CannotReply
-from thinwire.client.execute import AssignmentContext, Begun, Result, Trained, encoded, work
+from thinwire.client.execute import Begun, Result, Trained, encoded, work
 from thinwire.client.executor import Executor, InProcessExecutor
 from thinwire.client.first_model import first_model
 from thinwire.client.outbox import OutcomeHandler, PipelineState

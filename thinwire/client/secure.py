@@ -34,8 +34,9 @@ from thinwire.aggregation.lattice import Lattice, Points
 from thinwire.aggregation.plan_codecs import LATTICE, keeps_residual, lattice_of, rotation_key
 from thinwire.aggregation.private_lattice import NotRounded, clip_layers
 from thinwire.client import payload
+from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.errors import FAILED, CannotReply
-from thinwire.client.execute import AssignmentContext, Result, Trained
+from thinwire.client.execute import Result, Trained
 from thinwire.client.train.errors import Cancelled
 from thinwire.compression.native import cores, planned_threads
 from thinwire.compression.vector_ops import finite

@@ -124,7 +124,7 @@ class Attacked:
         self.admission, executor = AdmissionController(Policy(), own), InProcessExecutor(task or task_of())
         is_wanted = wanted(self.admission, [executor])
         self.link = HttpsLink(server.url, device_key(own), "pi-1", own, trust, is_wanted=is_wanted)
-        options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "gate": self.admission}
+        options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "admission": self.admission}
         self.thread = threading.Thread(target=serve, args=(self.link, [executor], own, "pi-1"), kwargs=options)
         self.thread.start()
         self.layout = server.hellos.get(timeout=PATIENCE_S)["tasks"][0]["layout_digest"]

@@ -58,7 +58,7 @@ class Attacked:
         self.admission = admission = AdmissionController(policy, self.folder)
         link = here.link("pi-1", is_wanted=wanted(admission, [task]), min_free=lambda: admission.min_free_bytes)
         self.downloads = here.folder / "clients" / "pi-1" / "downloads"
-        said: dict[str, Any] = {"say": self.said.append, "stop": self.stop, "gate": admission}
+        said: dict[str, Any] = {"say": self.said.append, "stop": self.stop, "admission": admission}
         self.thread = threading.Thread(target=serve, args=(link, [task], self.folder, "pi-1"), kwargs=said)
         self.thread.start()
         polled(here.fleet, ClientConnected)

@@ -7,6 +7,7 @@ threads. Each function returns the state after it, and stores nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -92,104 +93,76 @@ def work(
     return encoded(job, found, found.next_state, executor.layout)
 
 
+@dataclass(frozen=True)
+class _LoadedModel:
+    """What an assignment evaluates and trains from, with the state after it was loaded.
+
+    `layout` is that of all that is sent. `params` has the size of the model. `buffers` are its own if the plan keeps
+    them here, else those that came. `personal` tensors begin with the values `begin`.
+    """
+
+    layout: Layout
+    params: Vector
+    buffers: Vector | None
+    following: ControlVariate | None
+    personal: tuple[Tensor, ...]
+    begin: StartingValues
+    state: ClientRunState
+
+
 def trained(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
+    model = _load(job, state, executor)
+    request = _request(job, model)
+    prepare_s = job.clock.now() - job.began
+    start, alone, done = _evaluate_and_train(job, executor, client, model, request)
+    header = _with_evaluation(job, header, model, (alone, done), prepare_s)
+    if done.params is None or done.buffers is None:
+        examples = int(max((count for _, count in header.metrics.values()), default=0))
+        return Trained(replace(header, examples=examples), model.state)
+    change = np.subtract(done.params, start, out=done.params)
+    done = without_divergence(job.plan, done, change, model.begin.vector, model.buffers, job.say)
+    if done.kept is not None and not np.isfinite(done.kept).all():
+        raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
+    header = _with_training(job, header, model, done, change)
+    if request.within_s is not None and done.steps != done.planned:
+        header = replace(header, planned=done.planned)
+        of = f" of {done.planned}" if done.planned else ""
+        job.say(f"round {job.assignment.round}: stopped after {done.steps}{of} steps, to send them in time")
+    after = _state_after(job, model, executor.layout, done)
+    if job.plan.local.overlap:
+        after = replace(after, pending=outbox.with_one(after.pending, header, change))
+    change /= change.dtype.type(header.a)
+    return Trained(header, after, change, done.buffers, model.following, frozenset(t.name for t in model.personal))
+
+
+def _load(job: AssignmentContext, state: ClientRunState, executor: Executor) -> _LoadedModel:
+    """Bring the replica to the assignment's version, and find the values that stay on this device.
+
+    Raises `CannotReply` for an assignment of another layout, or with work that no aggregator assigns.
+    """
     assignment, local, algorithm = job.assignment, job.plan.local, algorithm_of(job.plan)
-    layout = transmitted_layout(algorithm, executor.layout)
-    if assignment.layout_digest != executor.layout.digest:
+    layout, digest = transmitted_layout(algorithm, executor.layout), executor.layout.digest
+    if assignment.layout_digest != digest:
         raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
     if assignment.kind == "train":
         payload.require_work(assignment.work, local.batch)
     replica = ModelReplica(layout, job.plan.downlink.codec, state.replica, state.replica_version)
-    shared = _loaded(job, replica)
-    if job.plan.downlink.compressed:
-        own_base = replica.params  # later versions come as updates to it
-        state = replace(
-            state, layout_digest=executor.layout.digest, replica=own_base, replica_version=assignment.base_version
-        )
-    base = replica.params[: layout.model_size]
+    with planned_threads(local.codec_threads or cores()):
+        buffers = job.take_base(assignment, job.delivery.bundle, replica)
+    if (globs := local.personal_layers) and job.keep_shared is not None:
+        job.keep_shared(assignment, tuple(globs), replica.params, buffers)
+    job.loaded(buffers)
+    if job.plan.downlink.compressed:  # later versions come as updates to this one
+        state = replace(state, layout_digest=digest, replica=replica.params, replica_version=assignment.base_version)
     counted = state.counted_in(assignment.base_version)
     following = ControlVariate.of(algorithm, layout, state.own, replica.params, counted) if algorithm else None
-    own = local.buffers == "local" and state.buffers is not None
+    if local.buffers == "local" and state.buffers is not None:
+        buffers = state.buffers
     personal, begin = _personal(job, executor, state)
-    request = TrainRequest(
-        measure=job.may_measure and _is_measured(assignment, job.plan), train=assignment.kind == "train",
-        local=local_of(local, assignment.work.clip, algorithm.prox if algorithm else 0.0),
-        work=Work(assignment.work.steps, assignment.work.batch), key=job.train_key, counters=state.counters,
-        schedule=job.schedule_after(len(state.pending)),
-        within_s=job.train_within_s(4 * layout.size),
-        shift=following.shift if following and assignment.kind == "train" else None,
-        private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
-        kept=begin.vector, round=assignment.round, version=assignment.base_version,
-        may_report=may_report(job.plan), may_diverge=job.plan.is_protected, max_state_bytes=job.max_state_bytes,
-        state=_state_of(job, state) if assignment.kind == "train" else {},
-    )  # fmt: skip
-    buffers = state.buffers if own else shared
-    start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began
-    if request.train and state.pending:
-        start = outbox.start(base, state.pending)
-        if request.measure:  # evaluate the model version itself, not the point from which training continues
-            alone, request = replace(request, train=False, state={}), replace(request, measure=False)
-            measured = job.do(executor, alone, client, base, buffers)
-    done = job.do(executor, request, client, start, buffers)
-    histograms = {**measured.histograms, **done.histograms}
-    if job.plan.is_protected and (reason := unsummed(job.plan, histograms)):
-        raise CannotReply("task-error", reason)
-    own_metrics = {**measured.sums, **done.sums, **own_values(histograms)}
-    metrics = {f"eval/{name}": value for name, value in own_metrics.items()}
-    header = replace(header, histograms=histograms)
-    if personal and (seen := max((count for _, count in metrics.values()), default=0)):
-        metrics[OWN_METRIC] = (seen if begin.vector is not None else 0.0, seen)
-    evaluate_s = measured.measure_s + done.measure_s
-    load_s = prepare_s + measured.load_s + done.load_s
-    stages = (job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, 0.0, load_s)
-    spent = Timings(*(round(seconds, DIGITS) for seconds in stages))
-    if done.params is None or done.buffers is None:
-        examples = int(max((count for _, count in metrics.values()), default=0))
-        return Trained(replace(header, metrics=metrics, timings=spent, examples=examples), state)
-
-    change = np.subtract(done.params, start, out=done.params)
-    done = without_divergence(job.plan, done, change, begin.vector, buffers, job.say)
-    if done.kept is not None and not np.isfinite(done.kept).all():
-        raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
-    metrics |= {f"train/{name}": value for name, value in done.reported.items()}
-    if done.loss[1]:
-        metrics["train/loss"] = done.loss
-    whole = job.plan.is_protected or (algorithm is not None and algorithm.whole)
-    a = 1.0 if whole else done.a
-    header = replace(
-        header, metrics=metrics, timings=spent, examples=done.examples, steps=done.steps, a=a,
-        norm=payload.norm(change), lost=begin.lost,
-    )  # fmt: skip
-    if request.within_s is not None and done.steps != done.planned:
-        header = replace(header, planned=done.planned)
-        of = f" of {done.planned}" if done.planned else ""
-        job.say(f"round {assignment.round}: stopped after {done.steps}{of} steps, to send them in time")
-    if local.overlap:
-        state = replace(state, pending=outbox.with_one(state.pending, header, change))
-    change /= change.dtype.type(a)
-    local_buffers = (
-        done.buffers if local.buffers == "local" and done.buffers is not None and done.buffers.size else None
-    )
-    state = replace(
-        state, layout_digest=executor.layout.digest, counters=done.counters, buffers=local_buffers,
-        personal=arrays_of(done.kept, personal) if personal else {},
-    )  # fmt: skip
-    if done.state is not None and not are_equal(done.state, state.context):  # else no file is written again
-        state = replace(state, context=done.state)
-    return Trained(header, state, change, done.buffers, following, frozenset(t.name for t in personal))
-
-
-def _loaded(job: AssignmentContext, replica: ModelReplica) -> Vector | None:
-    """Bring the replica to the assignment's version, and return the float buffers that came with it."""
-    with planned_threads(job.plan.local.codec_threads or cores()):
-        buffers = job.take_base(job.assignment, job.delivery.bundle, replica)
-    if (globs := job.plan.local.personal_layers) and job.keep_shared is not None:
-        job.keep_shared(job.assignment, tuple(globs), replica.params, buffers)
-    job.loaded(buffers)
-    return buffers
+    return _LoadedModel(layout, replica.params[: layout.model_size], buffers, following, personal, begin, state)
 
 
 def _personal(
@@ -200,6 +173,85 @@ def _personal(
         return (), StartingValues()
     init, personal = job.plan.run.init, executor.personal
     return personal, starting_values(personal, state.personal, job.folder, job.assignment, init, job.say)
+
+
+def _request(job: AssignmentContext, model: _LoadedModel) -> TrainRequest:
+    """Return what the executor is to do for the assignment."""
+    assignment, plan, state = job.assignment, job.plan, model.state
+    trains, algorithm = assignment.kind == "train", algorithm_of(plan)
+    return TrainRequest(
+        measure=job.may_measure and _is_measured(assignment, plan), train=trains,
+        local=local_of(plan.local, assignment.work.clip, algorithm.prox if algorithm else 0.0),
+        work=Work(assignment.work.steps, assignment.work.batch), key=job.train_key, counters=state.counters,
+        schedule=job.schedule_after(len(state.pending)),
+        within_s=job.train_within_s(4 * model.layout.size),
+        shift=model.following.shift if model.following and trains else None,
+        private=private_steps(plan, model.layout.model_size) if plan.privacy.mode == "example" else None,
+        kept=model.begin.vector, round=assignment.round, version=assignment.base_version,
+        may_report=may_report(plan), may_diverge=plan.is_protected, max_state_bytes=job.max_state_bytes,
+        state=_state_of(job, state) if trains else {},
+    )  # fmt: skip
+
+
+def _evaluate_and_train(
+    job: AssignmentContext, executor: Executor, client: ClientInfo, model: _LoadedModel, request: TrainRequest
+) -> tuple[Vector, TrainResult, TrainResult]:
+    """Return the vector from which training began, the result of an evaluation apart, and that of the rest.
+
+    With pending updates training begins elsewhere than at the model version, which is evaluated apart.
+    """
+    start, alone = model.params, TrainResult()
+    if request.train and model.state.pending:
+        start = outbox.start(model.params, model.state.pending)
+        if request.measure:
+            evaluation, request = replace(request, train=False, state={}), replace(request, measure=False)
+            alone = job.do(executor, evaluation, client, model.params, model.buffers)
+    return start, alone, job.do(executor, request, client, start, model.buffers)
+
+
+def _with_evaluation(
+    job: AssignmentContext, header: ReplyHeader, model: _LoadedModel, results: Sequence[TrainResult], prepare_s: float
+) -> ReplyHeader:
+    """Return the header with the metrics of evaluation and the times of all stages before encoding."""
+    histograms = {name: histogram for result in results for name, histogram in result.histograms.items()}
+    if job.plan.is_protected and (reason := unsummed(job.plan, histograms)):
+        raise CannotReply("task-error", reason)
+    sums = {name: value for result in results for name, value in result.sums.items()} | own_values(histograms)
+    metrics = {f"eval/{name}": value for name, value in sums.items()}
+    if model.personal and (seen := max((count for _, count in metrics.values()), default=0)):
+        metrics[OWN_METRIC] = (seen if model.begin.vector is not None else 0.0, seen)
+    evaluate_s, train_s = sum(one.measure_s for one in results), sum(one.train_s for one in results)
+    load_s = sum((one.load_s for one in results), prepare_s)
+    stages = (job.delivery.download_s, job.queue_s, evaluate_s, train_s, 0.0, load_s)
+    spent = Timings(*(round(seconds, DIGITS) for seconds in stages))
+    return replace(header, histograms=histograms, metrics=metrics, timings=spent)
+
+
+def _with_training(
+    job: AssignmentContext, header: ReplyHeader, model: _LoadedModel, done: TrainResult, change: Vector
+) -> ReplyHeader:
+    """Return the header with the metrics of training, and the facts of the raw update `change`."""
+    metrics = {**header.metrics, **{f"train/{name}": value for name, value in done.reported.items()}}
+    if done.loss[1]:
+        metrics["train/loss"] = done.loss
+    algorithm = algorithm_of(job.plan)
+    whole = job.plan.is_protected or (algorithm is not None and algorithm.whole)
+    return replace(
+        header, metrics=metrics, examples=done.examples, steps=done.steps, a=1.0 if whole else done.a,
+        norm=payload.norm(change), lost=model.begin.lost,
+    )  # fmt: skip
+
+
+def _state_after(job: AssignmentContext, model: _LoadedModel, layout: Layout, done: TrainResult) -> ClientRunState:
+    """Return the state with what training leaves here: counters, local buffers, personal values, the task's state."""
+    keeps = job.plan.local.buffers == "local" and done.buffers is not None and done.buffers.size
+    state = replace(
+        model.state, layout_digest=layout.digest, counters=done.counters, buffers=done.buffers if keeps else None,
+        personal=arrays_of(done.kept, model.personal) if model.personal else {},
+    )  # fmt: skip
+    if done.state is None or are_equal(done.state, state.context):  # then no file is written again
+        return state
+    return replace(state, context=done.state)
 
 
 def _state_of(job: AssignmentContext, state: ClientRunState) -> Arrays:

@@ -112,6 +112,13 @@ def test_what_was_not_sent_stays_in_the_residual_and_goes_with_the_next(tmp_path
     assert header.payload_bytes < dense.first.layout.size * 4
 
 
+def test_the_norm_of_a_reference_is_not_reported_as_a_residuals(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.25)", feedback="ef21"))
+    header, _ = aggregator.answer(handler := aggregator.handler(), aggregator.assign())
+    assert np.linalg.norm(residual(handler)) > 0, "the reference is where the residual would be"
+    assert header.norm > 0 and header.residual_norm == 0
+
+
 def test_an_assignment_that_was_answered_gets_the_same_bytes_from_this_process_and_the_next(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     handler = aggregator.handler()

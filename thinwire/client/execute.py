@@ -15,6 +15,7 @@ import numpy as np
 
 from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.downlink import ModelReplica
+from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.client import outbox, payload
 from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.errors import CannotReply
@@ -288,12 +289,13 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
         change = noised(change, job.plan, layout)
     with planned_threads(local.codec_threads or cores()):
         payloads, state = _encoded(job, change, state, layout, found.following)
+    residual = state.residual if feedback_of(job.plan.uplink) == "classic" else None  # with EF21 it is the reference
     averaged = local.buffers == "average"
     parts, body = payload.packed(payloads, layout, buffers if averaged else None)
     if job.plan.is_protected:
         return Result(without_facts(replace(header, parts=parts, codec=job.assignment.codec)), state, body)
     header = replace(
-        header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(state.residual),
+        header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(residual),
         counters={n: v for n, v in found.next_state.counters.items() if n not in found.personal} if averaged else {},
         timings=replace(header.timings, encode_s=round(job.clock.now() - begun, DIGITS)),
     )  # fmt: skip

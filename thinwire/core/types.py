@@ -199,7 +199,9 @@ class ReplyHeader:
     """Holds the header of a reply: everything but the frames, which follow as `parts` (`frame/SEGMENT` each, then
     `buffers`).
 
-    `a` is the normaliser that the update was divided by (0 for an evaluation). `norm` is the update's L2 norm.
+    `a` is the normaliser that the update was divided by (0 for an evaluation). `norm` is the L2 norm of the update
+    before that. `residual_norm` is that of the residual after encoding, in units of the divided update; it is 0 without
+    classic error feedback, also with EF21, which keeps a reference and no residual.
     `counters` are the largest values of integer buffers. `planned` is the number of requested steps if partial work
     made fewer, else 0. `transfer` is filled in by the aggregator.
 

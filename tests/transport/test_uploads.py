@@ -151,7 +151,7 @@ def test_a_part_is_not_longer_than_its_header_said(here: Place) -> None:
 
 def test_parts_of_no_offer_are_unknown(here: Place) -> None:
     device = Uploader(here)
-    assert device.put(0, 0) == (404, {"error": "offer", "why": "this answer was not offered: push its header first",
+    assert device.put(0, 0) == (404, {"error": "offer", "why": "this reply was not offered: push its header first",
                                       "now": pytest.approx(time.time(), abs=60)})  # fmt: skip
     device.push_header()
     assert device.assign("HEAD", device.path(3))[0] == 404

@@ -140,7 +140,7 @@ class AssignmentContext:
         """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
         if what == "measure":
             trains = self.assignment.kind == "train"
-            self.say(f"round {self.assignment.round}: evaluate" if trains else "measure the last model")
+            self.say(f"round {self.assignment.round}: evaluate" if trains else "evaluate the last model")
             return
         if self.limit is not None:
             self.limit.progressed(done, self.plan.local.min_steps if self.plan.local.partial else total)

@@ -316,7 +316,7 @@ class Loop:
             return
         began = time.monotonic()
         if not self._push(handler, reply, bundle):
-            self.say(f"round {delivery.assignment.round}: its answer was not taken")
+            self.say(f"round {delivery.assignment.round}: its reply was not accepted")
         elif isinstance(reply, ReplyHeader) and reply.parts:
             now = time.monotonic()
             self.say(sent(delivery.assignment, reply, now - began, delivery.download_s + now - since))

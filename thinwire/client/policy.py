@@ -104,7 +104,7 @@ class Policy(Section):
 
     min_free_disk_mb: Annotated[int, Field(ge=0)] = Field(
         default=500,
-        description="megabytes of the disk that stay free: no model is fetched and no answer kept that would leave "
+        description="megabytes of the disk that stay free: no model is fetched and no reply kept that would leave "
         "less; 0: no limit",
     )
     max_state_mb: NotNegative = Field(

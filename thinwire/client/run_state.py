@@ -173,7 +173,7 @@ class RunFolder:
         state = replace(_with_arrays(state, found), lost="damaged" if said else state.lost)
         whole = [entry for entry in outbox if self._whole(entry)]
         if len(whole) < len(outbox):
-            said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")
+            said.append(f"{len(outbox) - len(whole)} replies of {self.folder.name} are not on disk any more")
         return replace(state, outbox=tuple(whole)), said
 
     def _require_format(self, raw: Mapping[str, Any]) -> None:

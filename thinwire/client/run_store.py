@@ -87,7 +87,7 @@ class RunStore:
             is_same = not state.identity or self.identities.get(run, state.identity) == state.identity
             if (seen := self.seen.get(run, 0)) > state.sequence and is_same:
                 said.append(
-                    f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins again"
+                    f"{run}: {seen} replies were sent, and this disk knows of {state.sequence}; it begins again"
                 )
                 why = state.lost or ("older" if state.sequence else "missing")
                 state = ClientRunState(seen, lost=why, references_from=NOT_KNOWN)

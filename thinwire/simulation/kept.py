@@ -62,7 +62,7 @@ def spooled(
         if isinstance(bundle, Path) and (part := damaged_part(io.BytesIO(body), reply.parts)) is not None:
             raise BadPayload(f"{part.name} is not what its digest says")
         if len(body) < reply.payload_bytes:
-            raise BadPayload(f"an answer of {len(body)} bytes, whose parts have {reply.payload_bytes}")
+            raise BadPayload(f"a reply of {len(body)} bytes, whose parts have {reply.payload_bytes}")
         header = reply.arrived(transfer())
         spool.hold(header, body)
         return header
@@ -82,7 +82,7 @@ def _copy(bundle: Path | bytes | None, out: BinaryIO, header: ReplyHeader) -> No
     """Copy the parts of a reply, and check each one against its digest."""
     if bundle is None:
         if header.parts:
-            raise BadPayload("an answer whose parts are missing")
+            raise BadPayload("a reply whose parts are missing")
         return
     with bundle.open("rb") if isinstance(bundle, Path) else io.BytesIO(bundle) as source:
         for part in header.parts:

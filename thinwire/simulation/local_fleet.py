@@ -204,7 +204,7 @@ class LocalFleet:
         if isinstance(reply, PhaseReply):
             return self._arrived(link.name, replace(reply, device=link.name))
         if reply.update_id.device != link.name:
-            raise Refused("an answer in another device's name", why=f"this link is {link.name}'s")
+            raise Refused("a reply in another device's name", why=f"this link is {link.name}'s")
         if (known := self._seen.get(reply.update_id)) is None:
             header = spooled(self.spool, reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
             self._remember(header)

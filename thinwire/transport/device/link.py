@@ -337,4 +337,4 @@ def _require(bundle: Path | None, length: int) -> None:
     """Raise `BadPayload` unless the file `bundle` has `length` bytes, before anything is sent."""
     there = bundle.stat().st_size if bundle is not None else 0
     if there != length:
-        raise BadPayload(f"the answer's parts have {there} bytes", why=f"its header announces {length}")
+        raise BadPayload(f"the reply's parts have {there} bytes", why=f"its header announces {length}")

@@ -176,7 +176,7 @@ class Outgoing:
             return []
         offsets = told.get("offsets")
         if not isinstance(offsets, list) or len(offsets) != len(header.parts):
-            raise Unreachable("the aggregator says no offsets of this answer")
+            raise Unreachable("the aggregator gives no offsets of this reply")
         return [_within(offset, part) for offset, part in zip(offsets, header.parts, strict=True)]
 
     def _put(self, header: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:

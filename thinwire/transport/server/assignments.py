@@ -256,7 +256,7 @@ class ReplyReceiver:
         """Raise `ApiError` for a reply in another device's name, of an impossible run, or beyond its limits."""
         update, length = header.update_id, header.payload_bytes
         if update.device != device:
-            raise ApiError(403, "device", f"{device} cannot answer for {update.device[:80]!r}")
+            raise ApiError(403, "device", f"{device} cannot reply for {update.device[:80]!r}")
         if not RUN_ID.fullmatch(update.run) or update.sequence < 0:
             raise ApiError(409, "protocol", "no run can have this name")
         limit = self._limits.of(header.assignment_id)
@@ -267,7 +267,7 @@ class ReplyReceiver:
         ):
             if count <= most:
                 continue
-            text = f"an answer of {count} {what}, {most} are taken"
+            text = f"a reply of {count} {what}, at most {most} are accepted"
             self.failed(device, Failure("protocol", text, header.assignment_id), began_at)
             raise ApiError(413, "too-large", text)
 
@@ -289,7 +289,7 @@ class ReplyReceiver:
     def require_room(self, device: str, arriving: int) -> None:
         """Raise `ApiError` 503 if too many replies of the device wait for aggregation, `arriving` ones included."""
         if self._mailbox.waiting(device) + arriving >= MAX_WAITING:
-            raise ApiError(503, "busy", f"{MAX_WAITING} answers of {device} are not aggregated yet", retry_after_s=5.0)
+            raise ApiError(503, "busy", f"{MAX_WAITING} replies of {device} are not aggregated yet", retry_after_s=5.0)
 
     async def keep(self, draft: Path, header: ReplyHeader, received: bytes, began_at: float) -> None:
         """Commit the reply whose checked parts are complete in `draft`, and queue it for the fleet.

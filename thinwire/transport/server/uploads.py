@@ -240,7 +240,7 @@ class Uploads:
         for oldest in idle[: max(0, len(own) + 1 - MAX_OPEN_UPLOADS)]:
             self._give_up(oldest)
         if update in self._opening:
-            raise ApiError(503, "busy", "what came of this answer is being read already", retry_after_s=1.0)
+            raise ApiError(503, "busy", "what came of this reply is being read already", retry_after_s=1.0)
         self._opening.add(update)
         try:
             file = PartFile(await asyncio.to_thread(self._spool.partial, update, digest.hex()), header.parts)
@@ -302,7 +302,7 @@ class Uploads:
                 await self._write(request, upload)
             except FileNotFoundError:
                 self._give_up(upload.header.update_id)
-                raise ApiError(404, "offer", "what came of this answer was removed: push its header again") from None
+                raise ApiError(404, "offer", "what came of this reply was removed: push its header again") from None
             finally:
                 upload.writer = None
                 upload.released.set()
@@ -365,12 +365,12 @@ class Uploads:
                     upload.writer.abort()
                     await upload.released.wait()
         except TimeoutError:
-            raise ApiError(409, "writer", "another connection is writing this answer") from None
+            raise ApiError(409, "writer", "another connection is writing this reply") from None
 
     def _named(self, device: str, found: Found) -> tuple[Upload, int]:
         names = found.names
         upload = self._open_uploads.get(UpdateId(names["run"], device, int(names["sequence"])))
         index = int(names["index"])
         if upload is None or index >= len(upload.header.parts):
-            raise ApiError(404, "offer", "this answer was not offered: push its header first")
+            raise ApiError(404, "offer", "this reply was not offered: push its header first")
         return upload, index

@@ -71,9 +71,9 @@ def test_what_both_say_of_a_run_has_the_same_value_in_the_api_and_on_the_command
     listed = {row["run_id"]: row for row in printed("list")}
     with Store.open(home.database) as store:
         client = of_store(store)
-        pairs = [(printed, client.get(f"/api/v1/{path}").json()) for printed, path in pairs]
-        pairs += [(listed[row["run_id"]], row) for row in client.get("/api/v1/runs").json()]
-    for shown, told in pairs:
+        rows = [(shown, client.get(f"/api/v1/{path}").json()) for shown, path in pairs]
+        rows += [(listed[row["run_id"]], row) for row in client.get("/api/v1/runs").json()]
+    for shown, told in rows:
         both = shown.keys() & told.keys()
         assert {"metrics", "payload_up", "wire_up", "rounds_closed", "status_text", "failed"} <= both
         assert {key: shown[key] for key in both} == {key: told[key] for key in both}

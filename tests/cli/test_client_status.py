@@ -29,8 +29,24 @@ def test_a_client_that_runs_says_since_when_and_what_it_keeps(thinwire, home):
         "cannot reach it",
         "https://agg.example:9090",
     )
-    for word in ("2 h", "digits-7", "cannot reach it", "24 h behind the aggregator's"):
+    for word in ("2 h", "digits-7", "24 h behind the aggregator's"):
         assert word in said
+    assert "cannot reach it" not in said, "the connection is good again"
+    ClientStatus("offline", now, None, last_error="cannot reach it", last_error_at=now - 100).save(folder)
+    assert "cannot reach it" in thinwire("client", "status", "--home", home).out
+
+
+def test_a_name_that_is_not_here_is_told_beside_those_that_are(thinwire, home):
+    for name in ("pi-1", "pi-2"):
+        ClientStatus().save(client_home(home, name))
+        with hold(home / "clients" / name / "lock", {}):
+            pass
+    for words in (("status",), ("privacy",), ("logs",), ("reload",), ("runs", "list")):
+        said = thinwire("client", *words, "--name", "pi-9", "--home", home)
+        assert (said.code, f"in {home / 'clients'} there are pi-1, pi-2" in said.err) == (9, True), said.err
+    assert "--name pi-1" in thinwire("client", "logs", "--home", home).err
+    (home / "clients" / "pi-2" / "lock").unlink()
+    assert "pi-1 has taken part in no private round" in thinwire("client", "privacy", "--home", home).err
 
 
 def test_the_owner_sees_what_the_policy_and_the_pinned_roster_demand_of_secure_rounds(thinwire, home, tmp_path):
@@ -77,6 +93,6 @@ def test_what_a_client_was_doing_when_it_was_killed_is_not_taken_for_now(thinwir
 
 
 def test_logs_of_a_client_that_said_nothing_are_empty(thinwire, home):
-    client_home(home, "pi-03")
+    ClientStatus().save(client_home(home, "pi-03"))
     said = thinwire("client", "logs", "--name", "pi-03", "--home", home)
     assert (said.code, said.out, "client.log" in said.err) == (0, "", True)

@@ -307,5 +307,5 @@ def test_a_plan_that_is_not_there_is_said_in_words(thinwire, tmp_path):
 def test_a_command_to_type_names_the_home_that_was_typed(thinwire, home, store):
     for words in (("--home", home), (f"--home={home}",)):
         assert f"try:   thinwire devices list --home {home}" in thinwire("devices", "show", "x", *words).err
-        assert f"try:   thinwire client status --home {home}" in thinwire("client", "logs", "--name", "x", *words).err
-    assert "try:   thinwire client status" in thinwire("client", "logs", "--name", "x").err.splitlines()
+        assert f"try:   thinwire client start --home {home}" in thinwire("client", "logs", "--name", "x", *words).err
+    assert "try:   thinwire client start" in thinwire("client", "logs", "--name", "x").err.splitlines()

@@ -151,6 +151,7 @@ def booked(folder: Path, number: int, data: str = "/data/ward", name: str = "") 
 
 def test_a_device_shows_its_own_ledger(thinwire, home):
     folder = client_home(home, "pi-01")
+    (folder / "client.toml").write_text("")
     said = thinwire("client", "privacy", "--name", "pi-01", "--home", home)
     assert (said.code, said.out, said.err) == (0, "", "pi-01 has taken part in no private round\n")
     for number, data, name in ((1, "/data/ward", ""), (2, "/data/ward", ""), (3, "/data/x", "x")):

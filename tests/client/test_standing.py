@@ -81,6 +81,11 @@ def test_the_file_follows_a_device_through_its_day(tmp_path, assignments):
     inside.pulls = [None]
     link.pull(1)
     assert now().state == "idle"
+    inside.pulls = [Unreachable("this link was closed", "by this program")]
+    link.close()
+    with pytest.raises(Unreachable):
+        link.pull(1)
+    assert (now().state, now().last_error) == ("idle", "nobody there (cut)"), "its own end is no error"
 
 
 def test_what_is_not_readable_or_written_ends_nothing(tmp_path):

@@ -223,24 +223,57 @@ def named(name: str | None) -> str:
     return require_device_name(name, "--name lab-pi-03")
 
 
-def chosen(name: str | None, home: Path) -> str:
-    """Return the client that a command without `--name` means: the only joined one, else that with the host name.
+KEY_FILE = "key.pem"  # copied from transport/device/identity.py, whose import is slow
 
-    `UsageError` if several have joined and none has the host name.
+
+def began(home: Path) -> list[str]:
+    """Return the names of the clients that have joined or started here, sorted.
+
+    A refused join leaves at most a lock and a key, and does not count.
+    """
+    return sorted(path.parent.name for path in (home / "clients").glob("*/lock") if _keeps(path.parent))
+
+
+def _keeps(folder: Path) -> bool:
+    """Return True if a client has left something in its folder beside its lock and its key."""
+    return folder.is_dir() and bool({one.name for one in folder.iterdir()} - {"lock", KEY_FILE})
+
+
+def chosen(name: str | None, home: Path) -> str:
+    """Return the client that a command without `--name` means: the only one here, else that with the host name.
+
+    If some have joined, only those count. `UsageError` if there are several and none has the host name.
     """
     from thinwire.core.errors import UsageError
 
     if name is not None:
         return named(name)
-    joined = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}"))
+    there = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}")) or began(home)
     own = named(None)
-    if len(joined) < 2 or own in joined:
-        return joined[0] if len(joined) == 1 else own
+    if len(there) < 2 or own in there:
+        return there[0] if len(there) == 1 else own
     raise UsageError(
-        "several clients of this machine have joined",
-        why=", ".join(joined[:8]) + (" ..." if len(joined) > 8 else ""),
-        hint=f"say which: --name {joined[0]}",
+        "there are several clients on this machine",
+        why=_listed(there),
+        hint=f"say which: --name {there[0]}",
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and three dots for the others."""
+    return ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+
+
+def client_here(name: str | None, home: Path) -> tuple[str, Path]:
+    """Return the name and the folder of the client that a command means; `NotFound` if it was never here."""
+    from thinwire.core.errors import NotFound
+
+    called, there, clients = chosen(name, home), began(home), home / "clients"
+    if not _keeps(clients / called):
+        why = f"in {clients} there are {_listed(there)}" if there else f"no client was ever started in {clients}"
+        hint = f"--name {there[0]}, for instance" if there else "thinwire client start"
+        raise NotFound(f"no client {called!r} here", why=why, hint=hint)
+    return called, clients / called
 
 
 def is_joined(aggregator: str | None) -> bool:

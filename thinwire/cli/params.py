@@ -22,7 +22,7 @@ Home: TypeAlias = Annotated[
     Path | None, typer.Option("--home", help="state directory; default: THINWIRE_HOME, else the XDG one")
 ]
 ClientName: TypeAlias = Annotated[
-    str | None, typer.Option("--name", help="device's name; default: the joined one, else the host name")
+    str | None, typer.Option("--name", help="device's name; default: the only one here, else the host name")
 ]
 NewName: TypeAlias = Annotated[str | None, typer.Option("--name", help="name of this device; default: the host name")]
 OneName: TypeAlias = Annotated[str | None, typer.Option("--name", help="client's name; default: all clients")]

@@ -318,7 +318,7 @@ class StatusReporter:
         self._link, self._folder, self._wall = inside, folder, wall
         self._lock = threading.Lock()
         self._open: dict[str, tuple[str, int]] = {}  # assignment id -> run and round
-        self._at, self._answered = ClientStatus(), 0
+        self._at, self._answered, self._is_closed = ClientStatus(), 0, False
         self._now()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -352,7 +352,8 @@ class StatusReporter:
         return self._link.cancelled()
 
     def close(self) -> None:
-        """Close the link inside."""
+        """Close the link inside; a call that this interrupts is no error."""
+        self._is_closed = True
         self._link.close()
 
     def _pulled(self, delivery: Delivery | None) -> Delivery | None:
@@ -374,6 +375,8 @@ class StatusReporter:
         try:
             yield
         except ThinwireError as error:
+            if self._is_closed:
+                raise
             self._now(connected_at=None, last_error=str(error), last_error_at=self._wall())
             raise
         self._now(connected_at=self._at.connected_at or self._wall())

@@ -17,7 +17,15 @@ import typer
 from thinwire.cli import console
 from thinwire.cli import service as client_service
 from thinwire.cli.client import kept_runs
-from thinwire.cli.local_state import StartOptions, again, chosen, is_joined, joined_url, named
+from thinwire.cli.local_state import (
+    StartOptions,
+    began,
+    chosen,
+    client_here,
+    is_joined,
+    joined_url,
+    named,
+)
 from thinwire.cli.params import ClientName, Data, Follow, Home, Json, Lines, NewName, OneName
 from thinwire.core import formatting
 
@@ -130,18 +138,12 @@ def leave(
 @app.command()
 def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
     """Show what the clients of this machine are doing."""
-    from thinwire.core.errors import NotFound
     from thinwire.core.statedir import find_home
 
     at = find_home(home)
     clients = at / "clients"
     there = began(at)
-    if name and named(name) not in there:
-        why = f"nobody of that name has joined or started in {clients}"
-        raise NotFound(
-            f"no client {name!r} here", why=why, hint=f"{again('client status', home)} lists those that have"
-        )
-    names = [name] if name else there
+    names = [client_here(name, at)[0]] if name else there
     rows = [look(at, one) for one in names]
     if json:
         console.document(rows)
@@ -157,14 +159,9 @@ def privacy(name: ClientName = None, json: Json = False, home: Home = None) -> N
     from thinwire.cli.privacy_ledger import own_document, show_own
     from thinwire.client.policy import FILE, load_policy
     from thinwire.client.privacy_ledger import DeviceLedger
-    from thinwire.core.errors import NotFound
     from thinwire.core.statedir import find_home
 
-    at = find_home(home)
-    called = chosen(name, at)
-    folder = at / "clients" / called
-    if not folder.is_dir():
-        raise NotFound(f"no client {called!r} here", why=f"{folder} is not there", hint="thinwire client status")
+    called, folder = client_here(name, find_home(home))
     options = StartOptions.load(folder)
     rules = options.path("policy") if options else None
     ledger, delta = DeviceLedger(folder), load_policy(rules or folder / FILE).max_delta
@@ -190,11 +187,7 @@ def logs(
     from thinwire.core.log_file import LOG_FILE, last_lines, new_lines
     from thinwire.core.statedir import find_home
 
-    at = find_home(home)
-    called = chosen(name, at)
-    folder = at / "clients" / called
-    if not folder.is_dir():
-        raise NotFound(f"no client {called!r} here", why=f"{folder} is not there", hint="thinwire client status")
+    called, folder = client_here(name, find_home(home))
     if last_error:
         found = folder / "last-error.txt"
         if not found.is_file():
@@ -220,9 +213,8 @@ def reload(name: ClientName = None, home: Home = None) -> None:
     from thinwire.core.errors import NotFound, UsageError
     from thinwire.core.statedir import find_home, holder
 
-    at = find_home(home)
-    called = chosen(name, at)
-    about = holder(at / "clients" / called / "lock")
+    called, folder = client_here(name, find_home(home))
+    about = holder(folder / "lock")
     if about is None:
         raise NotFound(
             f"the client {called} is not running",
@@ -263,16 +255,6 @@ def doctor(
 
 
 SHOWN_SKEW_S = 1.0  # a smaller clock skew causes no failure and is not shown
-KEY_FILE = "key.pem"  # copied from transport/device/identity.py, whose import is slow
-
-
-def began(home: Path) -> list[str]:
-    """Return the names of the clients that have joined or started here, sorted.
-
-    A refused join leaves at most a lock and a key, and does not count.
-    """
-    found = (path for path in (home / "clients").glob("*/") if (path / "lock").exists())
-    return sorted(path.name for path in found if {one.name for one in path.iterdir()} - {"lock", KEY_FILE})
 
 
 def look(home: Path, name: str) -> dict[str, Any]:
@@ -357,7 +339,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["secure"]:
             console.line(f"{row['name']}: its owner demands of secure rounds: {demanded(row['secure'])}")
-        if row["last_error"]:
+        if row["last_error"] and row["connected_at"] is None:  # since then every call succeeded
             console.line(f"{row['name']}: {console.ago(row['last_error_at'])}: {row['last_error']}")
         if abs(row["skew_s"] or 0.0) >= SHOWN_SKEW_S:
             way = "behind" if row["skew_s"] > 0 else "ahead of"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.local_state import again, chosen
+from thinwire.cli.local_state import again, client_here
 from thinwire.cli.params import ClientName, Home, Json, require_new_file
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def list_runs(name: ClientName = None, json: Json = False, home: Home = None) ->
     """List the runs of which this device keeps state, personal layers or shared layers."""
     from thinwire.client.personal_files import kept_runs
     from thinwire.core.formatting import size
+    from thinwire.core.statedir import find_home
 
-    called, folder = _client(name, home)
+    called, folder = client_here(name, find_home(home))
     found = kept_runs(folder)
     if json:
         console.document([asdict(one) for one in found])
@@ -61,8 +62,9 @@ def delete(
     """
     from thinwire.client.personal_files import delete_run
     from thinwire.core.errors import UsageError
+    from thinwire.core.statedir import find_home
 
-    called, folder = _client(name, home)
+    called, folder = client_here(name, find_home(home))
     one = _kept(folder, called, run_id, home)
     if not yes:
         if not sys.stdin.isatty():
@@ -93,9 +95,10 @@ def model(
     The file derives from the local data: protect it as you protect them.
     """
     from thinwire.client.personal_files import whole_model
+    from thinwire.core.statedir import find_home
 
     require_new_file(out)
-    called, folder = _client(name, home)
+    called, folder = client_here(name, find_home(home))
     found = whole_model(folder, _kept(folder, called, run_id, home).run)
     found.export(out)
     if json:
@@ -109,19 +112,6 @@ def model(
     )
     if found.missing:
         console.line(f"not in it: {len(found.missing)} tensors that are those of the task's model()")
-
-
-def _client(name: str | None, home: Path | None) -> tuple[str, Path]:
-    """Return the client's name and its folder; `NotFound` if there is no such client."""
-    from thinwire.core.errors import NotFound
-    from thinwire.core.statedir import find_home
-
-    at = find_home(home)
-    called = chosen(name, at)
-    folder = at / "clients" / called
-    if not folder.is_dir():
-        raise NotFound(f"no client {called!r} here", why=f"{folder} is not there", hint="thinwire client status")
-    return called, folder
 
 
 def _kept(folder: Path, called: str, run_id: str, home: Path | None) -> KeptRun:

@@ -58,6 +58,22 @@ def test_a_wrong_value_that_was_typed_is_not_laid_to_the_file(overrides, option,
 
 
 @pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("lr", "--set local.lr=1, or --set server.lr=1"),
+        ("rounds", "--set run.rounds=1"),
+        ("codecs", "--set uplink.codec=1, or --set downlink.codec=1"),
+        ("zzz", "--set section.key=value, as in --set local.lr=0.1"),
+        (".lr", "--set section.key=value, as in --set local.lr=0.1"),
+    ],
+)
+def test_a_key_without_its_section_is_told_in_full(key: str, hint: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        RunPlan.parse(TWO_LINES, overrides={key: "1"})
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
     ("value", "what"),
     [
         ("9" * 5000, f"--set local.lr={'9' * 200}... is not readable"),

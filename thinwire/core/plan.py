@@ -236,8 +236,9 @@ class Overrides:
         for place, value in self.values.items():
             *tables, key = place.split(".")
             if not tables or not all((*tables, key)):
-                hint = f"{self.option} section.key=value, as in {self.option} local.lr=0.1"
-                raise PlanError(f"{self._typed(place)} names no key", hint=hint)
+                full = [] if tables else [f"{self.option} {one}={self.values[place][:SHOWN]}" for one in _places(key)]
+                hint = ", or ".join(full) or f"{self.option} section.key=value, as in {self.option} local.lr=0.1"
+                raise PlanError(f"{self._typed(place)} names no key", why="each key is in a section", hint=hint)
             table = raw
             for name in tables:
                 table = table.setdefault(name, {})
@@ -317,6 +318,13 @@ def _nearest(key: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(key[:MAX_COMPARED], known, n=1, cutoff=0.5)), None)
 
 
+def _places(key: str) -> list[str]:
+    """Return `section.key` for each section that has this key, or else the one most like it."""
+    found = [(table, name) for table in RunPlan.model_fields for name in _keys(RunPlan, (table,))]
+    near = key if any(name == key for _, name in found) else _nearest(key, [name for _, name in found])
+    return [f"{table}.{name}" for table, name in found if name == near]
+
+
 def either(whys: Sequence[str]) -> str:
     """Join the reasons of a value that may be one of several things.
 
@@ -383,10 +391,8 @@ def _table_of(model: type[BaseModel]) -> str:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    inner = (annotation, *getattr(annotation, "__args__", ()))
+    return next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _example(place: tuple[str, ...]) -> str:

@@ -231,9 +231,14 @@ def test_before_the_first_run_there_is_no_such_thing_either(thinwire, home):
 
 
 def test_a_command_that_only_reads_makes_no_state_directory(thinwire, home):
-    for command in (("runs", "list"), ("runs", "show"), ("devices", "list"), ("privacy", "ledger")):
+    group = ("runs", "compare", "--group", "g")
+    aggregator = [("aggregator", verb) for verb in ("config", "logs")]
+    others = (("runs", "list"), ("runs", "show"), ("devices", "list"), ("devices", "invite"), ("privacy", "ledger"))
+    for command in (*aggregator, *others, group):
         assert f"there is no folder {home}" in refused(thinwire(*command, "--home", home), 9)
         assert not home.exists()
+    refused(thinwire("aggregator", "status", "--home", home), 4)
+    assert not home.exists()
 
 
 def test_a_folder_that_is_not_writable_is_8(thinwire, tmp_path):

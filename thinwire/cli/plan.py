@@ -135,10 +135,11 @@ def explain(
 
 def _at_hand(plan: RunPlan, home: Path | None) -> Estimate | None:
     """Return the cost of a run by the links and speeds of the devices that have its task; None if there are none."""
-    from thinwire.cli.local_state import aggregator_home, has_database, opened
+    from thinwire.cli.local_state import aggregator_home, has_database, opened, require_home
     from thinwire.reports.plan_check import estimate
     from thinwire.store.task_layouts import hosts, known_task
 
+    require_home(home)
     if not has_database(aggregator_home(home)):
         return None
     with opened(home) as store:

@@ -107,9 +107,10 @@ def status(
     from thinwire.cli.runs.render import standing
     from thinwire.core.clock import heard_by
     from thinwire.core.disk_reserve import disk_full_text
+    from thinwire.core.statedir import AggregatorHome, find_home
     from thinwire.reports.reason_text import behind
 
-    page = dashboard_of(aggregator_home(home))
+    page = dashboard_of(AggregatorHome(find_home(home) / "aggregator"))  # a folder that is not there is not made
     if login and page and not alive(home):
         with opened(home, read_only=False) as store:
             url = login_url(page["url"], store.logins.new_code())
@@ -177,9 +178,10 @@ def dashboard(
 def logs(follow: Follow = False, count: Lines = 50, home: Home = None) -> None:
     """Show the aggregator's log: devices, runs and failures as they happened, also while it is down."""
     from thinwire.cli.aggregator.serve import AGGREGATOR_LOG
-    from thinwire.cli.local_state import aggregator_home
+    from thinwire.cli.local_state import aggregator_home, require_home
     from thinwire.core.log_file import last_lines, new_lines
 
+    require_home(home)
     folder = aggregator_home(home).root
     for line in last_lines(folder, count, AGGREGATOR_LOG):
         console.line(line)
@@ -191,9 +193,10 @@ def logs(follow: Follow = False, count: Lines = 50, home: Home = None) -> None:
 @app.command()
 def config(what: ConfigAction = None, json: Json = False, home: Home = None) -> None:
     """Show the aggregator's settings, and where each value came from: aggregator.toml, or the default."""
-    from thinwire.cli.local_state import aggregator_home
+    from thinwire.cli.local_state import aggregator_home, require_home
     from thinwire.core.owner_file import AGGREGATOR_FILE, aggregator_file, settings_of
 
+    require_home(home)
     place = aggregator_home(home).root.parent
     found = aggregator_file(place)
     rows = [

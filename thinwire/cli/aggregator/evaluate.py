@@ -35,7 +35,7 @@ def evaluate(
     home: Home = None,
 ) -> None:
     """Evaluate the models of runs on data of this machine, as [run] evaluate = "holdout" wants."""
-    from thinwire.cli.local_state import aggregator_home, opened
+    from thinwire.cli.local_state import aggregator_home, opened, require_home
     from thinwire.client.executor import Worker
     from thinwire.client.train.protocol import ClientInfo
     from thinwire.client.worker_process import Interpreter
@@ -43,6 +43,7 @@ def evaluate(
     from thinwire.core.signals import interruptible
     from thinwire.core.statedir import hold, private_folder
 
+    require_home(home)
     where = aggregator_home(home)
     folder = private_folder(private_folder(where.root / FOLDER) / task.partition("=")[0])
     with hold(folder / "lock", {"task": task}), opened(home, read_only=False) as store, interruptible() as look:

@@ -108,7 +108,7 @@ def invite(
     """Make invitations; each enrolls one device, once."""
     from thinwire.cli.devices import render
     from thinwire.cli.devices.render import handed_out, new_table, read_names, write_table
-    from thinwire.cli.local_state import aggregator_home, opened, operator
+    from thinwire.cli.local_state import aggregator_home, opened, operator, require_home
     from thinwire.cli.params import parse_duration
     from thinwire.core.errors import UsageError
     from thinwire.core.invitation import InviteAddress
@@ -124,7 +124,9 @@ def invite(
     wanted = read_names(names) if names else []
     if wanted and count not in (None, len(wanted)):
         raise UsageError(f"--count {count} does not go with {len(wanted)} names", hint="leave --count away")
-    address, expires_s = InviteAddress.read(aggregator_home(home).root), parse_duration(expires, "--expires")
+    expires_s = parse_duration(expires, "--expires")
+    require_home(home)
+    address = InviteAddress.read(aggregator_home(home).root)
     with opened(home, read_only=False) as store:
 
         def made() -> list[Invited]:

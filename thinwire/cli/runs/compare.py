@@ -76,11 +76,12 @@ Compared: TypeAlias = "tuple[list[Row], list[Row], str, dict[str, Any]]"  # rows
 
 def _of_group(name: str, metric: str, target: float | None, link: Link, home: Path | None) -> Compared:
     """Compare the simulated runs of a group by their settings."""
-    from thinwire.cli.local_state import aggregator_home
+    from thinwire.cli.local_state import aggregator_home, require_home
     from thinwire.reports.comparison import compare as compared
     from thinwire.reports.comparison import figures, judged_by
     from thinwire.reports.sweep_results import TrialStore
 
+    require_home(home)
     cells = list(TrialStore.named(aggregator_home(home).sweeps, name).found().values())
     known = {metric for cell in cells for metric in cell.metrics}
     _require_measured(metric, known | {name for cell in cells for each in cell.rounds for name in each.metrics})

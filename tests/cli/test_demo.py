@@ -19,7 +19,7 @@ from tests.support.processes import environment
 from thinwire.aggregation import codecs
 from thinwire.cli.demo.commands import folder, has_desktop, kind_of, plan_of
 from thinwire.cli.demo.processes import roles
-from thinwire.cli.demo.report import activation, sentences, spent_sentence
+from thinwire.cli.demo.report import activation, sentences, spent_sentence, time_lines
 from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.core.plan_values import SecureSection
 from thinwire.core.secure_numbers import protects
@@ -66,6 +66,8 @@ def test_it_runs_by_itself_and_prints_one_document(place):
         found["payload_up_bytes"] < found["wire_up_bytes"]
     )  # down, an assignment that was never answered has no wire bytes
     assert 0.3 < found["accuracy"] < found["accuracy_centralised"] + 0.1
+    assert sum(found["spent_s"].values()) == pytest.approx(found["rounds_s"], rel=0.02, abs=0.05)
+    assert found["start_s"] + found["rounds_s"] + found["baselines_s"] < found["wall_s"]
     assert Path(found["home"]).is_dir()
     told = done.stderr.splitlines()
     killed = next(at for at, line in enumerate(told) if "is killed (kill -9) in round 2" in line)
@@ -120,6 +122,15 @@ def test_the_table_of_a_secure_demo_ends_in_the_protection_and_its_price():
     assert "1 of 4 clients colluding, and neither against poisoned updates nor" in said
     found["secure"]["client_up_bytes"] = None
     assert list(sentences(found)) == ["secure     No round had a sum, so the aggregator saw no update at all."]
+
+
+def test_the_seconds_of_the_table_add_up():
+    spent = {"train_s": 3.7, "waiting_s": 5.0, "load_s": 0.2, "store_s": 0.04, "step_s": 0.02}
+    found = {"wall_s": 28.3, "rounds_s": 8.96, "start_s": 9.6, "baselines_s": 5.5, "spent_s": spent}
+    assert list(time_lines(found)) == [
+        "seconds    28 in all: 10 until round 1, 9 in rounds, 6 for comparison, 3 in all else",
+        "           in rounds, along the slowest client: waiting 5.0, train 3.7, load 0.2, shorter stages 0.1",
+    ]
 
 
 def test_two_clients_are_no_secure_demo():

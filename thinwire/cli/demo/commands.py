@@ -71,7 +71,8 @@ def show(
 ) -> int:
     """Run the demo and return the exit code of its run. Invariant: no process is left behind."""
     count = clients or client_count(free_bytes(), MAX_PRIVATE if private else MOST)
-    plan, began = plan_of(rounds, seed, count, secure=secure, private=private), time.monotonic()
+    plan = plan_of(rounds, seed, count, secure=secure, private=private)
+    began, began_at = time.monotonic(), time.time()
     with folder() as home, interruptible(*ENDS) as look, Crowd(home) as crowd:
         console.note(f"state    {home}")
         about = crowd.aggregator()
@@ -81,10 +82,13 @@ def show(
             "home": str(home),
             "dashboard_url": f"http://{about['dashboard']}/runs/{run_id}",
         }
+        since = time.monotonic()
         if code == 0:
             found |= _baselines(plan, count)
+        found |= {"baselines_s": time.monotonic() - since}
         with opened(home) as store:
             found = document(store, run_id) | found
+            found |= {"start_s": next((one.opened_at - began_at for one in store.rounds(run_id)), 0.0)}
             if secure:
                 found["secure"] = protected(store, run_id, plan)
             if private:

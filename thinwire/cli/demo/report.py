@@ -84,12 +84,14 @@ KINDS = ("payload", "wire", "dense")
 
 
 def document(store: Store, run_id: str) -> dict[str, Any]:
-    """Return the run's part of `thinwire demo --json`; bytes are given for both directions and for each."""
+    """Return the run's part of `thinwire demo --json`; bytes are given for both directions and for each.
+
+    `spent_s` maps the stages of all rounds to their seconds, which add up to `rounds_s`, as in `runs show --why`.
+    """
+    from thinwire.store.explaining import in_all
+
     row = store.run(run_id)
     rounds = store.rounds(run_id)
-    went: Counter[str] = Counter()
-    for one in rounds:
-        went.update(one.spent)
     return {
         "run_id": run_id,
         "status": row.status,
@@ -105,7 +107,7 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
         "dropped": row.dropped,
         "failed": row.failed,
         "rounds_s": sum(one.seconds or 0.0 for one in rounds),
-        "spent_s": dict(went),
+        "spent_s": {f"{name}_s": seconds for name, seconds in in_all(store.explanations(run_id)).stages.items()},
     }
 
 
@@ -144,15 +146,8 @@ def tell_table(found: dict[str, Any]) -> None:
     clients = formatting.counted(found["clients"], "client")
     console.line(f"rounds     {found['rounds']}, with {clients}; closed for: {reasons}")
     console.line(f"updates    late {found['late']}, dropped {found['dropped']}, failed {found['failed']}")
-    # what one client of a secure round did is not known, so its phases tell where the time went
-    along, went = (
-        ("along the slowest", found["spent_s"]) if "secure" not in found else ("by phase", found["secure"]["phases_s"])
-    )
-    console.line(f"seconds    {found['wall_s']:.0f} in all, {found['rounds_s']:.0f} of them in rounds; {along}:")
-    stages = sorted(went.items(), key=lambda item: -item[1])
-    console.line(
-        "           " + ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in stages if value > 0.05)
-    )
+    for text in time_lines(found):
+        console.line(text)
     if "secure" in found:
         for text in sentences(found):
             console.line(text)
@@ -168,6 +163,23 @@ def tell_table(found: dict[str, Any]) -> None:
     console.note(f"  take the model          {again('runs model latest --out model.safetensors', home)}")
     console.note("  a model of your own     thinwire init mine")
     console.note(f"  remove all of this      rm -r {home}")
+
+
+def time_lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield where the command's seconds went, and below that those of the rounds; both lists add up as printed.
+
+    What one client of a secure round did is not known, so its phases tell where the time went.
+    """
+    parts = {"until round 1": found["start_s"], "in rounds": found["rounds_s"], "for comparison": found["baselines_s"]}
+    whole = {name: round(seconds) for name, seconds in parts.items() if seconds}
+    whole["in all else"] = max(0, round(found["wall_s"]) - sum(whole.values()))
+    yield f"seconds    {found['wall_s']:.0f} in all: {', '.join(f'{value} {name}' for name, value in whole.items())}"
+    stages = sorted(found["spent_s"].items(), key=lambda item: -item[1])
+    shown = [(name.removesuffix("_s"), value) for name, value in stages if value > 0.05]
+    left = found["rounds_s"] - sum(value for _, value in shown)
+    shown += [("shorter stages", left)] if left > 0.05 else []
+    along = "by phase" if "secure" in found else "along the slowest client"
+    yield f"           in rounds, {along}: {', '.join(f'{name} {value:.1f}' for name, value in shown)}"
 
 
 def activation() -> str | None:

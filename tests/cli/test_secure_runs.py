@@ -100,4 +100,4 @@ def test_the_progress_names_the_open_phase_and_why_the_last_line_has_no_metrics(
     first, second = (line for line in lines if line.strip()[0].isdigit())
     assert first.split() == ["1", "all", "10/10", "0.6000", "1.0000", "1.26", "MB", "6.80"]
     assert second.split()[:5] == ["2", "all", "10/10", "-", "-"]
-    assert second.endswith("evaluated by the next round's sum")
+    assert second.endswith("only a next round's sum would evaluate it")

@@ -161,6 +161,9 @@ def test_the_latest_version_is_said_to_be_evaluated_by_the_next_sum(store: Store
     assert not_evaluated(store.run(story.run_id), rounds) == (
         "version 2 has no metrics yet: evaluated by the next round's sum"
     )
+    assert not_evaluated(replace(store.run(story.run_id), status="done"), rounds) == (
+        "version 2 has no metrics: only a next round's sum would evaluate it"
+    )
     assert not_evaluated(store.run(story.run_id), rounds[:1]) == ""
     for summed in ("", 'metrics = { "train/loss" = 10.0 }'):
         silent = SecureStory(store, plan=SECURE.replace("metrics = { accuracy = 1.0, loss = 10.0 }", summed))

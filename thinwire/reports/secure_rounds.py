@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from thinwire.core.errors import PlanError
-from thinwire.core.events import NO_STEP
+from thinwire.core.events import ENDED, NO_STEP
 from thinwire.core.formatting import counted, duration, size
 from thinwire.core.plan_values import SecureSection
 from thinwire.core.score_histogram import TRAINED
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MASKED: Final = "not known: summed under masks"  # the reason of "-" where a table would show a fact of one client
 PRIVATE: Final = "not told: the run has differential privacy"  # the same in a run with noise
 BY_NEXT_SUM: Final = "evaluated by the next round's sum"  # the reason of a missing metric of the latest version
+NO_NEXT_SUM: Final = "only a next round's sum would evaluate it"  # the same where no round follows
 NOT_PROTECTED: Final = (
     "Not protected: poisoned updates, a model made to leak inputs, the difference of two sums of almost the same "
     "clients, and who took part (docs/explain/secure-aggregation.md)."
@@ -122,7 +123,8 @@ def not_evaluated(run: RunRow, rounds: Sequence[RoundRow]) -> str:
     made = [one for one in rounds if one.reason and one.reason not in NO_STEP]
     if not made or made[-1].metrics:
         return ""
-    return f"version {made[-1].version} has no metrics yet: {BY_NEXT_SUM}"
+    version = f"version {made[-1].version}"
+    return f"{version} has no metrics{f': {NO_NEXT_SUM}' if run.status in ENDED else f' yet: {BY_NEXT_SUM}'}"
 
 
 LINKS_MBIT = (1, 10, 100)

@@ -162,9 +162,9 @@ class Round:
         notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
         notes += [*self.failed, *self.instead, *self.restarted]
         if self.phase and evaluates and not metrics and closed.reason not in NO_STEP:
-            from thinwire.reports.secure_rounds import BY_NEXT_SUM
+            from thinwire.reports.secure_rounds import NO_NEXT_SUM
 
-            notes.append(BY_NEXT_SUM)
+            notes.append(NO_NEXT_SUM)  # the line of a round that another follows waits for its sum
         capped = [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
         notes += capped[:SHOWN] + ([f"{len(capped) - SHOWN} more weights capped"] if capped[SHOWN:] else [])
         if closed.chosen:

@@ -127,7 +127,7 @@ def test_of_rounds_that_are_selected_ahead_the_one_whose_answers_are_taken_is_to
     [
         (None, "- on the wire"),
         (1_250_000, "1.25 MB on the wire"),
-        (1_090_000, "1.09 MB counted on the wire so far (an assignment is counted with its reply)"),
+        (1_090_000, "1.09 MB counted on the wire (an assignment is counted with its update)"),
     ],
 )
 def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(wire, said):

@@ -184,11 +184,11 @@ def on_the_wire(wire: int | None, payload: int) -> str:
     """Format the bytes on the wire; a number below the payload is marked as incomplete.
 
     >>> on_the_wire(1_090_000, 1_150_000)
-    '1.09 MB counted on the wire so far (an assignment is counted with its reply)'
+    '1.09 MB counted on the wire (an assignment is counted with its update)'
     """
     if wire is None or wire >= payload:
         return f"{formatting.size(wire)} on the wire"
-    return f"{formatting.size(wire)} counted on the wire so far (an assignment is counted with its reply)"
+    return f"{formatting.size(wire)} counted on the wire (an assignment is counted with its update)"
 
 
 def print_phases(store: Store, found: RoundRow) -> None:

@@ -13,7 +13,7 @@ export const Bytes = ({ run, opened, lines, news }) => {
       ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} />` : html`
         <${Way} title="Up, from the devices" dense=${run.dense_up} payload=${run.payload_up} wire=${run.wire_up} />
         <${Way} title="Down, to the devices" dense=${run.dense_down} payload=${run.payload_down} wire=${run.wire_down} />
-        <p class="note">Payload: the ${run.protection ? "masked updates, with keys, shares and signatures" : "frames"}. ${run.source === "sim" ? "A simulation has no wire." : "Wire: read from and written to the devices' sockets, HTTP included, counted for each assignment with its reply."} The evaluation of the last model counts here, and in no round.</p>`}
+        <p class="note">Payload: the ${run.protection ? "masked updates, with keys, shares and signatures" : "frames"}. ${run.source === "sim" ? "A simulation has no wire." : "Wire: read from and written to the devices' sockets, HTTP included, counted for each assignment with its update."} The evaluation of the last model counts here, and in no round.</p>`}
     <//>`;
 };
 

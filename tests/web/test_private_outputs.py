@@ -150,7 +150,7 @@ def facts(outputs: Outputs) -> dict[str, re.Pattern[bytes]]:
 def written(value: float) -> Iterator[bytes]:
     """The patterns of a number: with many digits, rounded, and packed."""
     yield re.escape(f"{value:.9g}"[:-1].encode())
-    for rounded in (f"{value:.5g}", f"{value:.4f}"):
+    for rounded in (f"{value:.7g}", f"{value:.4f}"):
         yield rb"(?<![\d.])%s(?!\d)" % re.escape(rounded.encode())
     for form in ("<d", ">d"):
         yield re.escape(struct.pack(form, value))

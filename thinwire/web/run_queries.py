@@ -339,7 +339,7 @@ def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
 
 
 def _point(row: PointRow) -> round_schemas.CurvePoint:
-    """Return a point of the run's curves, in five significant figures: more are not drawn."""
+    """Return a point of the run's curves, in seven significant figures: the page rounds them to fewer."""
     return round_schemas.CurvePoint(
         round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
         clipped=row.clipped, **_drawn(row),
@@ -347,7 +347,7 @@ def _point(row: PointRow) -> round_schemas.CurvePoint:
 
 
 def _drawn(row: RoundRow | PointRow) -> dict[str, Any]:
-    """Return what a round was measured at, in five significant figures."""
+    """Return what a round was measured at, in seven significant figures."""
     return {
         "metrics": {name: _short(value) for name, value in _curves(row).items()},
         "spread": {name: list(map(_short, ends)) for name, ends in row.spread.items()},
@@ -361,7 +361,7 @@ def _curves(row: RoundRow | PointRow) -> dict[str, float]:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.5g}")
+    return float(f"{value:.7g}")  # with few more than are shown, two roundings would differ from one
 
 
 def _spent_points(spent: Spent) -> list[round_schemas.SpentPoint]:

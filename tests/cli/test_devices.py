@@ -90,6 +90,8 @@ def test_with_the_aggregator_down_a_device_is_revoked_by_its_row(thinwire, home,
     assert store.roster.rows()[0].state == "revoked"
     assert store.commands.pending() == []
     assert thinwire("devices", "revoke", "pi-77", "--home", home).code == 9
+    store.roster.enrol("pi-09", b"another", b"key", "loopback")
+    assert "no update of it is in a model" in thinwire("devices", "revoke", "pi-09", "--home", home).out
 
 
 def test_a_running_aggregator_confirms_that_a_device_is_revoked(thinwire, home, store, device):

@@ -16,6 +16,7 @@ from typing import Any, Final
 from thinwire.core.errors import NotFound, UsageError
 
 SYSTEM = "system"  # in the pin's place: machines trust the aggregator's certificate already
+LENGTHS = (101, 43)  # letters of an invitation, the second with `system` for its pin
 _TEXT = re.compile(r"tw1\.([0-9a-f]{64}|system)\.([0-9a-f]{32})")
 
 
@@ -36,9 +37,11 @@ class Invitation:
         """Read an invitation in either case; raise `UsageError`, which does not repeat the text, if it is invalid."""
         found = _TEXT.fullmatch(text.strip().lower())
         if found is None:
+            count = len(text.strip())
+            wrong = "one of its letters is wrong" if count in LENGTHS else f"this has {count}"
             raise UsageError(
                 "this is no invitation",
-                why=f"one reads tw1.PIN.SECRET, of 101 letters (43 with the pin system), not {len(text.strip())}",
+                why=f"one reads tw1.PIN.SECRET, of 101 letters (43 with the pin system); {wrong}",
                 hint="paste the whole line that thinwire devices invite printed",
             )
         return cls(found[1], found[2])

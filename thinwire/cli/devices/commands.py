@@ -194,7 +194,8 @@ def revoke(name: Device, json: Json = False, home: Home = None) -> None:
         console.document({"name": name, "state": "revoked", "confirmed": confirmed, "rounds": rounds})
     else:
         console.line(f"{name} is revoked")
-        console.line(f"its aggregated updates stay in: {stays(rounds)}")
+        kept = f"its aggregated updates stay in: {stays(rounds)}"
+        console.line(kept if rounds else "no update of it is in a model that is shown here")
     if confirmed is None:
         console.note("no aggregator is running: the next one applies it before its device API opens")
     elif not confirmed:

@@ -46,6 +46,10 @@ def test_a_run_in_place_of_a_plan_is_told_where_its_plan_is(thinwire):
     ]
 
 
+def test_a_folder_in_place_of_a_plan_is_answered_with_its_plan(thinwire, tmp_path):
+    assert f"try:   {tmp_path / 'plan.toml'}\n" in thinwire("plan", "check", tmp_path).err
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "secure.toml"
 
 

@@ -69,6 +69,13 @@ def test_a_dotted_name_is_imported() -> None:
     assert refused("x=json.decoder").what.endswith("it has no model, data, loss")
 
 
+def test_a_folder_is_the_task_in_it_also_without_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "task.py").write_text(WHOLE)
+    monkeypatch.chdir(tmp_path)
+    assert load_task("mine=mine").source_digest == load_task("mine=mine/").source_digest != ""
+
+
 @pytest.mark.parametrize("spec", ["digits", "=x.py", "a b=x.py", "digits="])
 def test_a_spec_that_is_no_pair_is_a_usage_error(spec: str) -> None:
     with pytest.raises(UsageError):

@@ -173,6 +173,10 @@ def test_a_secure_simulation_with_too_few_clients_says_how_many_it_needs(tmp_pat
         run(tmp_path, task_of(), RunPlan.from_json({**raw, **masked}))
     assert "waiting: 2 of 3 devices (secure aggregation of 2 clients" in refused.value.why
     assert refused.value.hint == "--clients 3, or [secure] enabled = false"
+    chosen = {"cohort": masked["cohort"], "server": {**raw["server"], "reduce": "krum(1)"}}
+    with pytest.raises(TooFewClients) as refused:
+        run(tmp_path, task_of(), RunPlan.from_json({**raw, **chosen}))
+    assert refused.value.hint.startswith("--clients 5, or another [server] reduce, or fewer in [cohort]")
 
 
 def test_the_code_of_another_task_than_the_plan_s_is_refused_and_not_waited_for(tmp_path: Path) -> None:

@@ -197,9 +197,6 @@ def test_an_invitation_is_read_as_it_was_written() -> None:
         with pytest.raises(UsageError) as refused:
             Invitation.parse(text)
         assert drawn.secret not in refused.value.text()
-        assert (
-            f"this has {len(text)}\n" in refused.value.text() or "one of its letters is wrong" in refused.value.text()
-        )
     with pytest.raises(UsageError, match="this is no invitation") as refused:
         Invitation.parse(f"{drawn.text()[:-1]}x")
     assert "one of its letters is wrong" in refused.value.text()

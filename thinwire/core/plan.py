@@ -73,6 +73,7 @@ class RunPlan(Sections):
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             why, hint = getattr(error, "strerror", None) or str(error), "thinwire init DIR writes one"
+            hint = str(Path(path, "plan.toml")) if isinstance(error, IsADirectoryError) else hint
             if isinstance(error, FileNotFoundError):
                 why = "a plan is a TOML file, and there is no such file"
                 hint += "; the plan of a run: thinwire runs show ID --json"
@@ -252,9 +253,8 @@ class Overrides:
         """Return the origin of the value at `place`: `source`, the option, or `source` with the option."""
         near = [key for key in self.values if all(a == b for a, b in zip(key.split("."), place, strict=False))]
         typed = " ".join(map(self._typed, near))
-        if any(len(key.split(".")) <= len(place) for key in near):
-            return typed
-        return f"{source} with {typed}" if near else source
+        is_typed = any(len(key.split(".")) <= len(place) for key in near)
+        return typed if is_typed else f"{source} with {typed}" if near else source
 
     def _parsed(self, place: str, value: str) -> Any:
         """Return the value that TOML reads; a bare word is a string."""

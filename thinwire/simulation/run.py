@@ -285,9 +285,9 @@ def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
     """
     if said := wait_reason(plan, [crowd.name(index) for index in range(crowd.count)], {}):
         least = fewest_to_begin(plan)
-        other = (
-            "[secure] enabled = false" if plan.secure.enabled else "fewer in [cohort] wait_for, clients and min_updates"
-        )
+        other = "" if plan.server.reduce == "mean" else "another [server] reduce, or "
+        other += "fewer in [cohort] wait_for, clients and min_updates"
+        other = "[secure] enabled = false" if plan.secure.enabled else other
         raise TooFewClients(
             f"the run would wait for ever with {counted(crowd.count, 'simulated client')}",
             why=said,

@@ -89,7 +89,10 @@ def _imported(text: str) -> Any:
     file, dot, attribute = text.rpartition(":")
     if not dot or os.sep in attribute:
         file, attribute = text, ""
-    module = _from_file(Path(file)) if file.endswith(".py") or os.sep in file else _from_name(file)
+    folder = Path(file)  # one as `thinwire init` makes it is its task.py, and a package is a module
+    is_task = (folder / "task.py").is_file() and not (folder / "__init__.py").exists()
+    is_path = file.endswith(".py") or os.sep in file or is_task
+    module = _from_file(folder) if is_path else _from_name(file)
     try:
         return getattr(module, attribute) if attribute else module
     except AttributeError:

@@ -60,7 +60,8 @@ def test_a_group_is_made_compared_and_drawn(thinwire, plan, home, tmp_path):
     assert "2/2" in thinwire(*assignment).out
     assert "never" in thinwire("runs", "compare", "--group", "codecs", "--to", "accuracy=2", "--home", home).out
     mistyped = thinwire("runs", "compare", "--group", "codecs", "--to", "accurcy=0.01", "--home", home)
-    assert (mistyped.code, "no run has a metric 'accurcy': there is accuracy, loss" in mistyped.err) == (2, True)
+    said = "error: no run has a metric 'accurcy'\nwhy:   there is accuracy, loss\n"
+    assert (mistyped.code, said in mistyped.err) == (2, True)
 
 
 def test_a_sweep_shows_the_error_of_a_task(thinwire, plan, home):
@@ -89,7 +90,8 @@ def test_stored_runs_are_compared_too(thinwire, plan, home):
     [
         (["--sweep", "uplink.codec=identity|int8 > topk(0.1)"], 3, "topk(0.1) > int8"),
         (["--sweep", "uplink.codecs=identity"], 3, "codecs"),
-        (["--sweep", "codec"], 2, "section.key=A|B"),
+        (["--sweep", "codec"], 2, "error: 'codec' has no values\nwhy:   --sweep section.key=A|B"),
+        (["--sweep", "lr=0.1,0.2"], 3, "--sweep local.lr=0.1, or --sweep server.lr=0.1"),
         (["--sweep", "local.lr=0.1", "--sweep", "local.lr=0.2"], 2, "twice"),
         (["--sweep", "run.seed=1,2"], 2, "--seeds"),
         (["--sweep", "run.task=tiny|other"], 2, "tasks are not swept"),

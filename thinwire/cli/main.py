@@ -180,6 +180,8 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
 
     >>> refusal(click.BadParameter("'x' is not a valid integer.", param_hint="'--clients'"))
     ("Invalid value for '--clients'", "'x' is not a valid integer.")
+    >>> refusal(click.BadParameter("'0.5' is no target: --to metric=value"))
+    ("'0.5' is no target", '--to metric=value')
     """
     said = error.format_message().replace(" (Did you mean one of: ", SUGGESTED)
     what, _, near = said.partition(SUGGESTED)
@@ -188,7 +190,8 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
     if isinstance(error, click.MissingParameter):
         return what, _meaning(error.param) or _form(context)
     if isinstance(error, click.BadParameter):
-        what, _, why = what.partition(": ")
+        is_ours = error.param is None and error.param_hint is None  # raised by a command, and not by the parser
+        what, _, why = (error.message if is_ours else what).partition(": ")
         return what, why or _form(context)
     if isinstance(error, click.BadOptionUsage):
         takes = "requires" in error.message

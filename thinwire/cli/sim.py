@@ -115,7 +115,7 @@ def axes(given: list[str]) -> dict[str, list[str]]:
         key, equals, text = one.partition("=")
         key = key.strip()
         values = [value.strip() for value in (text.split("|") if "|" in text else COMMA.split(text))]
-        if not equals or "." not in key or not all(values):
+        if not equals or not all(values):
             raise typer.BadParameter(f"{one!r} has no values: --sweep section.key=A|B, as in --sweep local.lr=0.05,0.1")
         if key in found:
             raise typer.BadParameter(f"{key} is swept twice: put all its values into one --sweep {key}=A|B")

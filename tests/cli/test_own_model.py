@@ -52,6 +52,14 @@ def broken(mine, **replaced):
     return path
 
 
+def test_data_that_are_not_there_are_noted_and_the_task_decides(thinwire, tmp_path):
+    assert thinwire("init", tmp_path / "mine").code == 0
+    words = ("task", "check", tmp_path / "mine" / "task.py", "--data")
+    said = thinwire(*words, tmp_path / "none")
+    assert (said.code, f"there is no {tmp_path / 'none'} (--data)" in said.err) == (0, True)
+    assert "--data" not in thinwire(*words, tmp_path).err
+
+
 def test_the_files_are_short_and_not_overwritten(thinwire, mine):
     code = [line for line in (mine / "task.py").read_text().splitlines() if line and not line.startswith(("#", '"'))]
     assert len(code) <= 30

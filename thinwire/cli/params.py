@@ -18,6 +18,16 @@ from thinwire.core.net import MAX_PORT, bind, host_port, is_loopback
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
 
+
+def _noted(data: Path | None) -> Path | None:
+    """Return the path of `--data`, with a note if it is not there: a task may make it, or train on other data."""
+    if data is not None and not data.exists():
+        from thinwire.cli import console
+
+        console.note(f"there is no {data} (--data); the task gets this path all the same")
+    return data
+
+
 Home: TypeAlias = Annotated[
     Path | None, typer.Option("--home", help="state directory; default: THINWIRE_HOME, else the XDG one")
 ]
@@ -38,7 +48,7 @@ Sets: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one key of the plan; repeatable")
 ]
 Data: TypeAlias = Annotated[
-    Path | None, typer.Option("--data", help="path of the data; the task gets it as client.data")
+    Path | None, typer.Option("--data", help="path of the data; the task gets it as client.data", callback=_noted)
 ]
 PlanFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PLAN", help="plan in TOML; thinwire init writes one")]
 Tags: TypeAlias = Annotated[

@@ -134,6 +134,11 @@ def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(wire, said
     assert on_the_wire(wire, 1_150_000) == said
 
 
+def test_rounds_without_a_step_are_counted_beside_those_of_the_plan(thinwire, home):
+    told(home, "failed", steps=False)
+    assert thinwire("runs", "show", "--home", home).out.startswith("toy-1  failed: 2 rounds, and 2 without a step\n")
+
+
 def test_bytes_stand_beside_dense_ones_only_where_they_are_fewer(thinwire, home):
     run_id = told(home)
     row = thinwire("runs", "show", "toy", "--json", "--home", home).document

@@ -36,6 +36,13 @@ def test_one_round_is_shown_with_who_dropped_out_in_which_phase_and_its_sum(thin
     assert "Round 2" not in why
 
 
+def test_the_slowest_is_the_one_that_why_names(thinwire, home, store):
+    four_rounds(store)
+    said = thinwire("runs", "show", "--home", home).out
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith(("    1 ", "    2 "))] == ["pi-10"] * 2
+    assert "the last came from pi-10" in thinwire("runs", "show", "--why", "--home", home).out
+
+
 def test_the_reason_of_an_aborted_round_is_shown(thinwire, home, store):
     story = four_rounds(store)
     story.play(reason="aborted")

@@ -108,7 +108,10 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     from thinwire.reports.alerting import divergence
     from thinwire.reports.reason_text import behind, sentence
 
-    console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
+    state = behind(row, store.line()) or _ahead(row, rounds) or standing(row)
+    if row.status in ENDED and (stepless := row.rounds_closed - row.version) > 0:
+        state += f", and {stepless} without a step"
+    console.sentence(state, begin=f"{row.run_id}  ")
     if warning := divergence(store, row):
         console.sentence(warning, begin="warning ")
     if row.name or row.tags or row.archived_at is not None:
@@ -156,7 +159,9 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         return
     console.line()
     header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
-    console.table(header, [_round(r) for r in shown], right=header[:1] + header[2:10])
+    waited_for = {one.round: one.device for one in store.explanations(row.run_id)} if is_secure(row) else {}
+    cells = [_round(r, waited_for.get(r.round, r.slowest)) for r in shown]
+    console.table(header, cells, right=header[:1] + header[2:10])
     last = next((r for r in shown if r.closed_at is None), shown[-1])
     for line in _decided(last, goes_on=row.status not in ENDED and last.closed_at is None):
         console.sentence(line)
@@ -210,8 +215,8 @@ def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
         yield f"  {device} {'is' if goes_on else 'was'} assigned {r.codecs[device]}: {sentence(reasons)}"
 
 
-def _round(r: RoundRow) -> tuple[str, ...]:
-    """Return the cells of one round."""
+def _round(r: RoundRow, slowest: str) -> tuple[str, ...]:
+    """Return the cells of one round; a secure one waited for the `slowest` of its longest phase, as --why tells."""
     came, of = (
         len(r.aggregated) if r.reason else r.answered,
         r.target_updates if r.reason == "buffer" else len(r.selected),
@@ -223,7 +228,7 @@ def _round(r: RoundRow) -> tuple[str, ...]:
     return (
         str(r.round), r.reason or "open", *counts,
         formatting.figure(r.decisive.get("accuracy")), formatting.figure(r.decisive.get("loss")), *sums,
-        formatting.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
+        formatting.NOTHING if r.seconds is None else f"{r.seconds:.2f}", slowest,
     )  # fmt: skip
 
 

@@ -65,6 +65,10 @@ ROWS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]] = {
     "[uplink] warmup": ({"uplink": {"warmup": {"rounds": 2, "ratios": [0.5]}}}, {}),
     "momentum correction in [uplink]": ({"uplink": {"momentum": 0.9}}, {}),
     '[uplink] feedback = "ef21"': ({"uplink": {"feedback": "ef21"}}, {"uplink": {"feedback": "classic"}}),
+    '[uplink] feedback and adversary = "malicious"': (
+        {"uplink": {"feedback": "classic"}, "secure": {"adversary": "malicious"}},
+        {"secure": {"adversary": "malicious"}},
+    ),
     "[secure] support = 0.005 and [run] rounds = 100": (
         {"secure": {"support": 0.005}}, {"secure": {"support": 0.01}},
     ),

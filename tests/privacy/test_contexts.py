@@ -59,7 +59,7 @@ def test_each_key_of_the_plan_that_decides_who_learns_what_is_in_the_terms(key: 
         {"references_from": 0}, {"deadline_s": 61.0}, {"protocol": 2}, {"work": Work(6, 32, 0.5)},
         {"work": Work(5, 16, 0.5)}, {"work": Work(5, 32, 1e-30)}, {"secure": replace(WORK, selected=11)},
         {"secure": replace(WORK, window=1)}, {"secure": replace(WORK, clip=2.5)},
-        {"task": "other"}, {"codec": "topk"}, {"is_follow_up": True},
+        {"task": "other"}, {"codec": "topk"}, {"is_follow_up": True}, {"evaluates": False},
     ],
 )  # fmt: skip
 def test_a_client_that_was_told_something_else_has_another_context(changed: dict[str, Any]):

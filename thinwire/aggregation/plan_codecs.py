@@ -66,11 +66,14 @@ def keeps_residual(plan: RunPlan) -> bool:
 
     A plan with secure aggregation has a lattice in place of a codec. It keeps a residual unless `feedback = "none"`: a
     round sends one window of the coordinates, clipped and rounded. With privacy it keeps none: the clip of a private
-    run is far below the norm of an update, so a residual would hold most of it, and grow from round to round.
+    run is far below the norm of an update, so a residual would hold most of it, and grow from round to round. Nor
+    against a malicious aggregator: a round with a clip near 0 leaves each update in its residual. The next one, with a
+    model that has no gradient, would sum the residual of one client beside clients that have none.
     """
-    if plan.privacy.mode != "off" and plan.secure.enabled:
-        return False
-    return plan.uplink.feedback != "none" if plan.secure.enabled else feedback_of(plan.uplink) != "none"
+    if not plan.secure.enabled:
+        return feedback_of(plan.uplink) != "none"
+    never = plan.privacy.mode != "off" or plan.secure.adversary == "malicious"
+    return not never and plan.uplink.feedback != "none"
 
 
 def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:

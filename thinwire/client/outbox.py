@@ -123,8 +123,11 @@ def delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
 
 
 def over(state: ClientRunState) -> ClientRunState:
-    """Return the state of a run that has ended: only the sequence stays, so that no id is used twice."""
-    return ClientRunState(sequence=state.sequence, identity=state.identity)
+    """Return the state of a run that has ended: the sequence stays, so that no id is used twice.
+
+    So does the round that was encoded last, so that no aggregator gets a second masked update of it by an end.
+    """
+    return ClientRunState(sequence=state.sequence, identity=state.identity, encoded_at=state.encoded_at)
 
 
 def next_id(state: ClientRunState, run: str, device: str, seen: int) -> UpdateId:

@@ -115,7 +115,8 @@ def context_of_assignment(assignment: Assignment, plan: RunPlan, model: bytes, t
     """Return ctx0 (32 bytes) of a training assignment.
 
     `model` is the `model_digest` of the model as it was loaded. A client that was told another model, another amount of
-    work or another deadline has another context.
+    work or another deadline has another context. So has one that evaluates where others do not: the sum of the metrics
+    would be its own.
     """
     work, secure = assignment.work, assignment.secure or SecureWork()
     return context_of_round(
@@ -126,7 +127,8 @@ def context_of_assignment(assignment: Assignment, plan: RunPlan, model: bytes, t
             "identity": assignment.identity, "round": assignment.round, "layout": assignment.layout_digest,
             "version": assignment.base_version, "model": model, "references": assignment.references_from,
             "steps": work.steps, "batch": work.batch, "step clip": struct.pack("<d", work.clip),
-            "deadline": struct.pack("<d", assignment.deadline_s), "selected": secure.selected,
+            "deadline": struct.pack("<d", assignment.deadline_s), "evaluates": int(assignment.evaluates),
+            "selected": secure.selected,
             "window": secure.window, "clip": struct.pack("<d", secure.clip), "lanes": terms.lanes,
             "width": terms.width, "scalars": "\n".join(terms.scalars),
         },

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place, drawn_invitation, place
-from thinwire.client.privacy_ledger import FILE, Booking, DeviceLedger
+from thinwire.client.booking import Booking
+from thinwire.client.privacy_ledger import FILE, DeviceLedger
 from thinwire.core.fleet import population_key
 from thinwire.core.invitation import Invitation
 from thinwire.core.statedir import client_home, hold

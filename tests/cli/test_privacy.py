@@ -12,7 +12,8 @@ import pytest
 from tests.store.test_privacy_ledger import enrol, release_it, reserve
 from tests.support.store_story import DEVICES, new_run, status
 from thinwire.cli.privacy_ledger import OWN_ASSUMPTIONS, OWN_DELTA, OWN_TRUST
-from thinwire.client.privacy_ledger import Booking, DeviceLedger
+from thinwire.client.booking import Booking
+from thinwire.client.privacy_ledger import DeviceLedger
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Hello, population_key

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.gated_client import Device
 from tests.support.scripted_rng import ScriptedRng
 from tests.support.small_task import cross_entropy, examples, linear, local_of, normed, task_of
+from thinwire.client.booking import DataSet
 from thinwire.client.policy import Policy
-from thinwire.client.privacy_ledger import Account, DataSet, DeviceLedger
+from thinwire.client.privacy_ledger import Account, DeviceLedger
 from thinwire.client.private_noise import DeviceSecrets, NoisedGradients, private_steps
 from thinwire.client.task import initial_model
 from thinwire.client.train import data as batches

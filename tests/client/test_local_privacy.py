@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tests.support.gated_client import Device
 from tests.support.scripted_rng import ScriptedRng
 from tests.support.small_task import linear, task_of
+from thinwire.client.booking import DataSet
 from thinwire.client.policy import Policy
-from thinwire.client.privacy_ledger import Account, DataSet, DeviceLedger
+from thinwire.client.privacy_ledger import Account, DeviceLedger
 from thinwire.client.private_noise import noised, without_divergence
 from thinwire.client.task import initial_model
 from thinwire.client.train.protocol import TrainResult

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.client import privacy_ledger
-from thinwire.client.privacy_ledger import FILE, Booking, DataSet, DeviceLedger
+from thinwire.client.booking import Booking, DataSet
+from thinwire.client.privacy_ledger import FILE, DeviceLedger
 from thinwire.client.run_store import delete_learned
 from thinwire.core.errors import DataLost, NotWritten, Refused
 from thinwire.core.fleet import population_key
@@ -65,7 +66,7 @@ def test_two_tasks_on_one_folder_share_what_was_spent_also_by_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "data")
     ledger = DeviceLedger(tmp_path)
     ledger.book(booking(1, DataSet.of("", tmp_path / "data", "ecg")))
-    assert ledger.spent(DataSet.of("", tmp_path / "link" / "." / "..", "mri")) == {}
+    assert ledger.spent(DataSet.of("", tmp_path / "link" / "." / ".." / "other", "mri")) == {}
     assert ledger.spent(DataSet.of("", tmp_path / "link", "mri")) == {CHEAP: 1}
     assert ledger.participations(DataSet.of("", tmp_path / "link", "mri"), "ward") == 1
     assert ledger.participations(DataSet.of("", tmp_path / "link", "mri"), "clinic") == 0
@@ -76,10 +77,34 @@ def test_a_data_set_keeps_what_it_spent_when_it_gets_a_name_and_when_it_moves(tm
     ledger.book(booking(1, DataSet("", "/old")))
     ledger.book(booking(2, DataSet("patients", "/old")))
     ledger.book(booking(4, DataSet("patients", "/new")))
-    assert ledger.spent(DataSet("", "/old")) == {CHEAP: 2}
-    assert ledger.spent(DataSet("patients", "/old")) == {CHEAP: 3}
-    assert ledger.spent(DataSet("patients", "/third")) == {CHEAP: 2}
+    for here in (DataSet("", "/old"), DataSet("patients", "/old"), DataSet("patients", "/third")):
+        assert ledger.spent(here) == {CHEAP: 3}
     assert ledger.spent(DataSet("", "/third")) == {}
+    assert (ledger.participations(DataSet("", "/old"), "ward"), ledger.rounds_of("beef", DataSet("", "/new"))) == (3, 3)
+
+
+def test_a_name_given_before_a_folder_moves_keeps_what_was_spent_without_a_round_in_between(tmp_path):
+    """As docs/how/private-clients.md advises: the start of the client notes the name."""
+    DeviceLedger(tmp_path).book(booking(1, DataSet("", "/old")))
+    for called in (DataSet("ward", "/old"), DataSet("ward", "/new"), DataSet("kids", "/new")):
+        DeviceLedger(tmp_path).know(called)
+        lines = (tmp_path / FILE).read_bytes()
+        DeviceLedger(tmp_path).know(called)
+        assert (tmp_path / FILE).read_bytes() == lines, "it is noted once"
+    ledger = DeviceLedger(tmp_path)
+    assert (ledger.damage, len(ledger.bookings)) == ("", 1)
+    assert ledger.spent(DataSet("kids", "/third")) == {CHEAP: 1}
+    ledger.know(DataSet("other", "/elsewhere"))
+    assert (tmp_path / FILE).read_bytes() == lines, "a data set that has spent nothing needs no line"
+    ledger.book(booking(2, DataSet("kids", "/third")))
+    assert DeviceLedger(tmp_path).spent(DataSet("", "/old")) == {CHEAP: 2}
+
+
+def test_a_part_of_a_folder_shares_what_the_folder_has_spent(tmp_path):
+    ledger = DeviceLedger(tmp_path)
+    ledger.book(booking(1, DataSet("", "/data/ward")))
+    for path, spent in (("/data/ward/2026", 1), ("/data", 1), ("/", 1), ("/data/ward-2", 0)):
+        assert ledger.participations(DataSet("", path), "ward") == spent, path
 
 
 def test_tasks_without_a_path_have_data_of_their_own(tmp_path):

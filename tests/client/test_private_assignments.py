@@ -10,9 +10,10 @@ import pytest
 from tests.support.gated_client import Device
 from tests.support.small_task import plan_of, task_of
 from thinwire.client.admission import AdmissionController
+from thinwire.client.booking import DataSet
 from thinwire.client.errors import FAILED, WORK
 from thinwire.client.policy import Policy
-from thinwire.client.privacy_ledger import FILE, Account, DataSet, DeviceLedger
+from thinwire.client.privacy_ledger import FILE, Account, DeviceLedger
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.types import Assignment, Failure

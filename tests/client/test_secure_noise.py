@@ -13,9 +13,12 @@ from tests.support.secure_clients import SecureClients, changed_of, name_of, sec
 from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.aggregation.private_lattice import clip_layers
 from thinwire.client.admission import AdmissionController
+from thinwire.client.booking import DataSet
 from thinwire.client.errors import FAILED, WORK
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.privacy_ledger import Account, DataSet, DeviceLedger
+from thinwire.client.privacy_ledger import Account, DeviceLedger
+from thinwire.client.private_noise import release_of
+from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import private_folder
 from thinwire.core.types import Failure
@@ -130,3 +133,12 @@ def test_a_client_without_entropy_fails_and_sends_nothing_and_has_spent(tmp_path
     clients.resume("masked", lost={"masked": [last]})
     assert clients.sum()[1] == {"weight": 3}
     assert clients.booked == [1, 1, 1, 1]
+
+
+def test_personal_layers_are_no_dimensions_of_what_a_device_books() -> None:
+    """They get no noise. On the grid of the whole model the same noise would cost another epsilon."""
+    plan = RunPlan.parse(TEXT.replace("batch = 8", 'batch = 8\npersonal_layers = ["head*"]'))
+    whole = Layout.of({"body": (129,), "head": (16_256,)})
+    booked = release_of(plan, whole, 4)
+    assert booked == spending(plan, noised_dimensions(plan, 129), 4)
+    assert booked != release_of(PLAN, whole, 4)

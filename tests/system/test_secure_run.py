@@ -19,7 +19,8 @@ from tests.support.counted_api import requests_of_rounds
 from tests.support.processes import kill
 from tests.support.secure_site import PLAIN, SECURE, SecureSite
 from tests.system.masked.task import digits, model
-from thinwire.client.privacy_ledger import Booking, DeviceLedger
+from thinwire.client.booking import Booking
+from thinwire.client.privacy_ledger import DeviceLedger
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.run_events import PhaseClosed, PrivacyCommitted, SumUnmasked
 from thinwire.core.types import PHASES

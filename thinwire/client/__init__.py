@@ -22,6 +22,7 @@ Read the files in this order:
     admission       admit or decline an assignment, count it, limit its time
     policy_rules    what the owner's policy forbids
     privacy_ledger  what this device's data have spent of privacy, as durable lines
+    booking         what such a line is about: a data set, and a release
     policy          the keys of the owner's policy
     device_info     memory, cores, power, the price of the link, and how long an upload takes
     calls           repeat calls to the aggregator, send replies in the background, write the status file

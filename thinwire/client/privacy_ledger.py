@@ -6,9 +6,9 @@ is on disk, another line says so (`answered`). An assignment that comes again be
 that, if its reply is gone, it gets another reply, which is another release and another line. The ledger alone decides
 this, because an aggregator can make a device forget the state of a run, by a run of the same name.
 
-A data set is what the owner calls it (`--dataset`), and the path of the data. A line counts for a data set if one of
-the two is the same. So two tasks on one folder share what was spent, and so do runs before and after the owner gave a
-folder a name, or moved a named one. Parts of a split (`--partition`) share it too, because another split overlaps.
+A data set is what the owner calls it (`--dataset`), and the path of the data (`client/booking.py`). Two tasks on one
+folder share what was spent, and so do runs before and after the owner gave a folder a name, or moved a named one. For
+that, a line names a data set (`know`) before anything of it is booked under its new name or path.
 
 Invariant: a ledger that is damaged, or that the disk does not take, books nothing, and its device takes part in nothing
 private. Only the end of the file may be unfinished: a line that is cut short was never acknowledged, and the next line
@@ -23,9 +23,10 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from thinwire.client.booking import Booking, DataSet, alike
 from thinwire.core.errors import DataLost, PlanError, Refused, ThinwireError
 from thinwire.core.fleet import MAX_EARLIER_KEYS, MAX_POPULATIONS, population_key
 from thinwire.core.plan import RunPlan
@@ -34,66 +35,6 @@ from thinwire.core.types import Assignment
 
 FILE = "privacy.jsonl"
 ANSWERED = "answered"  # of a line: the number of the booking whose reply was made
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """Holds what identifies the data of an assignment: the owner's `name` ("" if it has none), and `data`.
-
-    `data` is the path with all links resolved. A task without a path has data of its own, and `data` is "task NAME".
-    """
-
-    name: str
-    data: str
-
-    @classmethod
-    def of(cls, name: str, path: Path | None, task: str) -> DataSet:
-        """Return the data set of a task that gets this path."""
-        return cls(name, f"task {task}" if path is None else os.path.realpath(path))
-
-    def is_same(self, other: DataSet) -> bool:
-        """Return True if releases of one count for the other."""
-        return self.data == other.data or (self.name != "" and self.name == other.name)
-
-
-@dataclass(frozen=True)
-class Booking:
-    """Holds a line of the ledger: a release of `population` in which a data set took part.
-
-    `release` is the JSON of the release. `run` and its `identity` are those of the assignment. `key` is the fingerprint
-    of the device's key, by which the aggregator counts its releases.
-    """
-
-    at: float
-    name: str
-    data: str
-    population: str
-    release: str
-    run: str
-    identity: str
-    round: int
-    assignment: str
-    sequence: int  # of the run's last reply before this one
-    key: str = ""
-
-    @property
-    def dataset(self) -> DataSet:
-        """Return the data set."""
-        return DataSet(self.name, self.data)
-
-    @property
-    def id(self) -> tuple[object, ...]:
-        """Return what two deliveries of one assignment have in common."""
-        of_run = self.run, self.round, self.sequence  # an aggregator may give one id to assignments of several runs
-        return (self.identity, self.assignment, *of_run, self.dataset, self.population, self.release)
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            kinds: tuple[type, ...] = {"at": (int, float), "round": (int,), "sequence": (int,)}.get(one.name, (str,))
-            if not isinstance(getattr(self, one.name), kinds):
-                raise ValueError(f"{one.name} is not of its type")
-        if not (self.population and self.release and self.assignment and self.data):
-            raise ValueError("a booking names its population, release, assignment and data")
 
 
 class DeviceLedger:
@@ -109,6 +50,7 @@ class DeviceLedger:
         self.path, self.key = folder / FILE, key
         self._lock = threading.RLock()
         self._bookings: list[Booking] = []
+        self._named = set[DataSet]()  # data sets of all lines
         self._lines = 0
         self._open: dict[tuple[object, ...], int] = {}  # id of a booking whose reply was not made -> its line's number
         self._head, self.damage = "", ""
@@ -136,23 +78,30 @@ class DeviceLedger:
             of = (one for one in reversed(self._bookings) if (one.identity, one.assignment) == (identity, assignment))
             return next((one.sequence for one in of), 0)
 
+    def same(self, dataset: DataSet) -> set[DataSet]:
+        """Return this data set and those of the lines that count for it."""
+        with self._lock:
+            return alike(dataset, self._named)
+
     def spent(self, dataset: DataSet) -> dict[str, int]:
         """Return how many of each release a data set took part in, in any population and run; raise if damaged."""
         with self._lock:
             self._require_whole()
-            return dict(Counter(one.release for one in self._bookings if dataset.is_same(one.dataset)))
+            same = self.same(dataset)
+            return dict(Counter(one.release for one in self._bookings if one.dataset in same))
 
     def participations(self, dataset: DataSet, population: str) -> int:
         """Return in how many releases of a population a data set took part; raise if damaged."""
         with self._lock:
             self._require_whole()
-            found = (one for one in self._bookings if one.population == population)
-            return sum(dataset.is_same(one.dataset) for one in found)
+            same = self.same(dataset)
+            return sum(one.population == population and one.dataset in same for one in self._bookings)
 
     def rounds_of(self, identity: str, dataset: DataSet) -> int:
         """Return in how many releases of a run a data set took part."""
         with self._lock:
-            return sum(one.identity == identity and dataset.is_same(one.dataset) for one in self._bookings)
+            same = self.same(dataset)
+            return sum(one.identity == identity and one.dataset in same for one in self._bookings)
 
     def nearest(self, booking: Booking) -> int | None:
         """Return the round of the same run nearest to that of a booking, in which its data set took part.
@@ -160,9 +109,9 @@ class DeviceLedger:
         The booking's own line does not count, unless it was answered. None if the data set took part in no other round.
         """
         with self._lock:
-            own = booking.id if self.has(booking) else None
+            own, same = booking.id if self.has(booking) else None, self.same(booking.dataset)
             mine = (one for one in self._bookings if one.identity == booking.identity and one.id != own)
-            found = {one.round for one in mine if booking.dataset.is_same(one.dataset)}
+            found = {one.round for one in mine if one.dataset in same}
         return min(found, key=lambda number: abs(number - booking.round), default=None)
 
     def reported(self) -> tuple[dict[str, int], str, tuple[str, ...]]:
@@ -194,6 +143,16 @@ class DeviceLedger:
                         why="an aggregator that did not learn of all of them would count too little",
                         hint="thinwire client privacy lists them; other populations need another device",
                     )
+
+    def know(self, dataset: DataSet) -> None:
+        """Note durably what a data set is called, if lines have its name or its path, and none has both.
+
+        So its lines still count for it when its name or its path changes next. A damaged ledger notes nothing.
+        """
+        with self._lock:
+            if not self.damage and dataset not in self._named and self.same(dataset) != {dataset}:
+                self._head = self._add(asdict(dataset))
+                self._named.add(dataset)
 
     def book(self, booking: Booking) -> None:
         """Add a line durably, once for each assignment; raise `DataLost` if the ledger is damaged or the disk full.
@@ -251,22 +210,26 @@ class DeviceLedger:
 
     def _take(self, booking: Booking, head: str) -> None:
         self._bookings.append(booking)
+        self._named.add(booking.dataset)
         self._open[booking.id] = self._lines
         self._head = head
 
     def _take_line(self, line: bytes) -> None:
         """Read one line; raise ValueError or TypeError if it does not follow from the line before it."""
         said = {name: value for name, value in json.loads(line).items() if name not in ("n", "before", "hash")}
-        booking = None if said.keys() == {ANSWERED} else Booking(**said)
-        same, head = _line(said if booking is None else asdict(booking), self._lines + 1, self._head)
+        kind = DataSet if said.keys() == {"name", "data"} else Booking
+        made = None if said.keys() == {ANSWERED} else kind(**said)
+        same, head = _line(said if made is None else asdict(made), self._lines + 1, self._head)
         if line != same:
             raise ValueError("it does not follow from the line before it")
         self._lines += 1
-        if booking is not None:
-            self._take(booking, head)
+        if isinstance(made, Booking):
+            self._take(made, head)
             return
         self._head = head
-        self._open = {key: number for key, number in self._open.items() if number != said[ANSWERED]}
+        if made is not None:
+            self._named.add(made)
+        self._open = {key: number for key, number in self._open.items() if number != said.get(ANSWERED)}
 
     def _read(self) -> None:
         """Read the file, and check its chain; it is synced first, because a killed process may not have done that."""

@@ -9,6 +9,8 @@ network, is post-processing: whatever they do, the guarantee stays. So the order
 and no number of the update before its noise is kept, committed or sent. A retry after a crash trains and draws again,
 and only a committed reply leaves the device, so two draws on one update are never seen.
 
+`release_of` is what the device's own ledger books for an assignment of any mode.
+
 `private_steps` and `DeviceSecrets` are for example mode, whose steps `train/private.py` makes. The worker process has
 no other part of Thinwire, so it gets its secret randomness from here.
 """
@@ -25,6 +27,7 @@ from thinwire.client.train.layout import Key
 from thinwire.client.train.protocol import PrivateSteps, TrainResult
 from thinwire.compression.vector_ops import finite
 from thinwire.core.errors import NonFiniteUpdate
+from thinwire.core.personal_layers import shared_layout
 from thinwire.core.records import replace
 
 if TYPE_CHECKING:
@@ -79,6 +82,20 @@ def noised(
     alone.add(update)
     sampler = noise.sampler
     return alone.release(draw or (lambda out: sampler.fill(out, secret)))
+
+
+def release_of(plan: RunPlan, layout: Layout, selected: int) -> tuple[str, str]:
+    """Return in which population an assignment to train spends, and what: the JSON of the release.
+
+    `layout` is that of the task's whole model, and `selected` the clients of a secure round, 1 without one. Personal
+    layers get no noise: with them the release would be one of more dimensions, on another grid. Raise `PlanError` if
+    the plan's globs do not fit the model.
+    """
+    from thinwire.aggregation.plan_codecs import noised_dimensions  # here: without private runs none is used
+    from thinwire.privacy.noise_plan import spending
+
+    size = shared_layout(layout, plan.local.personal_layers).model_size
+    return spending(plan, noised_dimensions(plan, size), selected)
 
 
 def private_steps(plan: RunPlan, size: int) -> PrivateSteps:

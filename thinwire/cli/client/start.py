@@ -48,22 +48,22 @@ def begin(device: Device) -> int:
 
     Invariant: every error that this machine can find is raised before the first request to the aggregator.
     """
-    from thinwire.aggregation.plan_codecs import noised_dimensions
     from thinwire.cli.client.enrol import left_ledger, take_over
     from thinwire.client import ClientInfo
     from thinwire.client.admission import AdmissionController
     from thinwire.client.agent import reloads, serve, wanted
+    from thinwire.client.booking import DataSet
     from thinwire.client.calls import StatusReporter
     from thinwire.client.device_info import DeviceInfoProbe
     from thinwire.client.executor import Worker
     from thinwire.client.policy import FILE, Policy, load_policy
-    from thinwire.client.privacy_ledger import Account, DataSet, DeviceLedger
+    from thinwire.client.privacy_ledger import Account, DeviceLedger
+    from thinwire.client.private_noise import release_of
     from thinwire.client.task import installed_tasks, parse_split
     from thinwire.client.worker_process import Interpreter
     from thinwire.core.errors import UsageError
     from thinwire.core.log_file import Logbook
     from thinwire.core.statedir import client_home, find_home, hold
-    from thinwire.privacy.noise_plan import spending
     from thinwire.transport.device.identity import KEY_FILE, ServerClock, device_key
     from thinwire.transport.device.link import HttpsLink
 
@@ -104,11 +104,12 @@ def begin(device: Device) -> int:
         secure = secure_identity(key, pinned)
         ledger = DeviceLedger(folder, hashlib.sha256(secure.public_key).hexdigest())
         executors = worker.executors()
+        for executor in executors:
+            ledger.know(DataSet.of(device.dataset, data, executor.name))
 
         def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
-            size = next(b.layout.model_size for b in executors if b.name == assignment.task)
-            selected = assignment.secure.selected if assignment.secure else 1
-            return spending(plan, noised_dimensions(plan, size), selected)
+            layout = next(b.layout for b in executors if b.name == assignment.task)
+            return release_of(plan, layout, assignment.secure.selected if assignment.secure else 1)
 
         account = Account(ledger, lambda task: DataSet.of(device.dataset, data, task), release)
         admission = AdmissionController(

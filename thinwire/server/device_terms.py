@@ -15,6 +15,7 @@ from typing import Any
 from thinwire.aggregation.plan_codecs import codec_of, rungs
 from thinwire.core.events import RoundOpened
 from thinwire.core.formatting import Reason
+from thinwire.core.protocol import without_facts
 from thinwire.core.types import ReplyHeader, assignment_id_of, assignment_round, is_follow_up
 from thinwire.server.context import RunContext
 from thinwire.server.policy.assignment_terms import (
@@ -165,8 +166,11 @@ def invalid_reply(running: RunContext, header: ReplyHeader) -> tuple[str, str] |
     """Return kind and text of the failure if a reply is not a valid update of this run, otherwise None.
 
     A reply is valid only if its assignment went to the same device. It must have frames, and start from the version
-    that the assignment named. The update of an invalid reply is not dropped: its assignment fails.
+    that the assignment named. Under masks and with privacy its header tells nothing of the client. The update of an
+    invalid reply is not dropped: its assignment fails.
     """
+    if running.plan.is_protected and header != without_facts(header):
+        return "protocol", "an update whose header has facts about its client, in a run that may know none"
     if header.update_id.device in running.revoked():
         return "refused", "revoked"
     assigned = running.run_state.ledger.find(header.assignment_id, header.update_id.device)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from thinwire.core.events import (
     ClientReconnected,
@@ -27,7 +27,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected
-from thinwire.core.protocol import without_digests, without_facts
+from thinwire.core.protocol import without_digests
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assignment_round
 from thinwire.server import round_events
@@ -38,7 +38,18 @@ from thinwire.server.round_close import AGGREGATION_WAIT_S, AggregationQueue
 from thinwire.server.round_events import AggregateUpdate, nobody
 from thinwire.store import MeasureRow
 
-TELLS_FACTS = "an update whose header has facts about its client, in a run that may know none"
+
+@dataclass(frozen=True)
+class Verdict:
+    """Says what becomes of a reply before the state machine sees it.
+
+    `kind` and `text` are those of a failure, and `reason` is that of a drop.
+    """
+
+    action: Literal["ignore", "acknowledge", "fail", "defer", "drop", "take"]
+    kind: str = ""
+    text: str = ""
+    reason: DropReason | None = None
 
 
 class RoundRunner:
@@ -171,53 +182,63 @@ class RoundRunner:
                 self.running.lose(device, kind, text, assigned.assignment_id)
 
     def _on_reply(self, header: ReplyHeader) -> None:
-        """Handle one reply: acknowledge it, reject it, defer it, drop it, or pass it to the state machine."""
+        """Carry out what `_verdict` decides about one reply."""
         running, update_id = self.running, header.update_id
-        if self.plan.is_protected and header != without_facts(header):
-            self.on(round_events.AssignmentFailed(update_id.device, header.assignment_id, "protocol", TELLS_FACTS))
-            running.fleet.ack([update_id])
-            return
-        if update_id in self.headers:
-            return  # the fleet repeats it after a restart; the round acknowledges it when it closes
-        if update_id.run != running.run_id or running.run_state.ledger.is_decided(update_id):
-            running.fleet.ack([update_id])  # it belongs to another run, or its outcome is recorded already
-            return
-        if wrong := invalid_reply(running, header):
-            kind, text = wrong
-            self._fail_elsewhere(update_id.device, kind, text, header.assignment_id)
-            self.on(round_events.AssignmentFailed(update_id.device, header.assignment_id, kind, text))
-            running.fleet.ack([update_id])
-            return
+        found = self._verdict(header)
+        match found.action:
+            case "acknowledge":
+                running.fleet.ack([update_id])
+            case "fail":
+                self._fail_elsewhere(update_id.device, found.kind, found.text, header.assignment_id)
+                failed = round_events.AssignmentFailed(update_id.device, header.assignment_id, found.kind, found.text)
+                self.on(failed)
+                running.fleet.ack([update_id])
+            case "defer":
+                running.defer(header)
+            case "drop":
+                self._note_arrival(header)
+                self.machine.dropped.append(update_id)
+                assert found.reason is not None, "a drop has a reason"
+                self.record(*self.drop_events(update_id, found.reason))
+            case "take":
+                self._note_arrival(header)
+                came_late = running.came_late.get(header.assignment_id)
+                self._act(
+                    round_events.UpdateArrived(
+                        update_id, header.assignment_id, update_id.device, header.base_version, came_late=came_late
+                    )
+                )
+
+    def _verdict(self, header: ReplyHeader) -> Verdict:
+        """Decide about a reply before the state machine sees it; this changes nothing.
+
+        The machine drops what is late, stale or a duplicate among the assignments that it knows. Here are the others.
+        """
+        state, number = self.running.run_state, assignment_round(header.assignment_id)
+        if header.update_id in self.headers:
+            return Verdict("ignore")  # the fleet repeats it after a restart; the round acknowledges it when it closes
+        if header.update_id.run != self.running.run_id or state.ledger.is_decided(header.update_id):
+            return Verdict("acknowledge")  # it belongs to another run, or its outcome is recorded already
+        if wrong := invalid_reply(self.running, header):
+            return Verdict("fail", *wrong)
         if self.reply_counts[header.assignment_id] > 1:
-            running.fleet.ack([update_id])  # a device that repeats its replies must not fill the journal
-            return
-        if self.machine.closed or assignment_round(header.assignment_id) > self.opened.round:
-            running.defer(header)
-            return
-        self.headers[update_id] = header
-        self._handled_at[update_id] = time.perf_counter()
+            return Verdict("acknowledge")  # a device that repeats its replies must not fill the journal
+        if self.machine.closed or number > self.opened.round:
+            return Verdict("defer")
+        if state.ledger.is_answered(header.assignment_id) and header.assignment_id not in self.machine.replied:
+            return Verdict("drop", reason="duplicate")
+        if state.ledger.is_forgotten(header.assignment_id) or number < state.references_from:
+            return Verdict("drop", reason="stale")  # too old, or a difference to a state that no longer counts
+        return Verdict("take")
+
+    def _note_arrival(self, header: ReplyHeader) -> None:
+        """Count a reply that this round decides about, and start its stopwatch."""
+        self.headers[header.update_id] = header
+        self.reply_counts[header.assignment_id] += 1
+        self._handled_at[header.update_id] = time.perf_counter()
         if header.transfer is not None:
             since = max(header.transfer.arrived_at, self.began_at)
-            self.receive_s[update_id] = max(0.0, running.clock.wall() - since)
-        self.reply_counts[header.assignment_id] += 1
-        if (
-            running.run_state.ledger.is_answered(header.assignment_id)
-            and header.assignment_id not in self.machine.replied
-        ):
-            self._drop_unseen(update_id, "duplicate")
-            return
-        if (
-            running.run_state.ledger.is_forgotten(header.assignment_id)
-            or assignment_round(header.assignment_id) < running.run_state.references_from
-        ):
-            self._drop_unseen(update_id, "stale")  # too old, or a difference to a state that no longer counts
-            return
-        came_late = running.came_late.get(header.assignment_id)
-        self._act(
-            round_events.UpdateArrived(
-                update_id, header.assignment_id, update_id.device, header.base_version, came_late=came_late
-            )
-        )
+            self.receive_s[header.update_id] = max(0.0, self.running.clock.wall() - since)
 
     def on(self, event: round_events.Input) -> None:
         """Pass an event to the state machine, unless the round is closed; record and carry out the actions
@@ -279,11 +300,6 @@ class RoundRunner:
 
     def over(self) -> None:
         """Clean up after the end."""
-
-    def _drop_unseen(self, update_id: UpdateId, reason: DropReason) -> None:
-        """Drop an update without passing it to the state machine, and record the reason."""
-        self.machine.dropped.append(update_id)
-        self.record(*self.drop_events(update_id, reason))
 
     def drop_events(self, update_id: UpdateId, reason: DropReason, detail: str = "") -> list[UpdateDropped]:
         """Return the event that an update is dropped; none if the journal has it already, as after a second

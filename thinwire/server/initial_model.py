@@ -27,7 +27,7 @@ from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
 from thinwire.server.context import POLL_S, RETURN_S, RunContext
 from thinwire.server.policy.assignment_terms import FIRST_S, MARGIN, NAMED, Deadline
-from thinwire.server.state.model_history import ENOUGH, patient
+from thinwire.server.state.initial_model_requests import ENOUGH, patient
 from thinwire.store.device_profiles import THIN_BYTES_S, update_bytes, work_key
 
 HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"

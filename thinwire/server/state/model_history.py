@@ -1,144 +1,19 @@
-"""Holds the model versions of a run, rebuilt from the journal: from the requests for the first to the evaluations.
+"""Holds the model versions of a run and their evaluations, rebuilt from the journal.
 
-`InitialModelRequests` knows which devices got a request for the first model, and with which outcome. `ModelHistory`
-knows which versions there are, and from which one each device trained. `EvaluationLog` knows how good each version is:
-the measurements in the replies, and the evaluation that follows from them.
+`ModelHistory` knows which versions there are, and from which one each device trained. `EvaluationLog` knows how good
+each version is: the measurements in the replies, and the evaluation that follows from them.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from thinwire.core.events import NO_STEP, Evaluated, Event, ModelStored, ReplicaStored, RoundClosed, UpdateAccepted
-from thinwire.core.formatting import Reason
-from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
+from thinwire.core.run_events import RunExtended
 from thinwire.core.score_histogram import MAX_METRIC_LETTERS, MEASURED, TRAINED, Histograms
 from thinwire.core.serialization import MAX_METRICS
 from thinwire.core.types import Metrics
-from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
-from thinwire.server.policy.cohort import in_random_order
-from thinwire.server.policy.eligibility import barred_s
-
-TRIED = ("offline", "stale")  # may succeed another time: the device was offline, slow or busy
-OWN = ("declined", "refused")  # the device's own decision, which says nothing about the task
-ENOUGH = 10  # failed devices: then the task is at fault, and trying thousands in turn would take days
-MAX_TIMES = 8  # times the first deadline, as the last attempt has by default: all other devices wait meanwhile
-AWAY_S = MAX_TIMES * FIRST_S  # an offline device is waited for as long as a silent one
-Said = Callable[[str], str]  # device -> digest of its present report; "" before its first one
-
-
-@dataclass
-class InitialModelRequests:
-    """Holds the requests for the initial model and their outcomes, rebuilt from the journal.
-
-    `open` is the request whose reply is awaited; no other reply is accepted. `times` counts the requests to each
-    device. A device that disconnected or timed out may get another request until `most` of its requests have failed so.
-    A device that declined for now may get one after its back-off. Any other failed device may get one once it reports
-    something else about itself. A restart resets none of this.
-    """
-
-    open: FirstModelAssigned | None = None
-    failed: FirstModelFailed | None = None  # the last failure
-    times: Counter[str] = field(default_factory=Counter)
-    tried: Counter[str] = field(default_factory=Counter)  # device -> requests that failed for one of TRIED
-    late: Counter[str] = field(default_factory=Counter)  # device -> those of them that timed out
-    _failed: dict[str, FirstModelFailed] = field(default_factory=dict)  # device -> its last failure, oldest first
-
-    def apply(self, event: Event) -> None:
-        """Record an event if it concerns the initial model."""
-        match event:
-            case FirstModelAssigned():
-                self.open, self.times[event.device] = event, self.times[event.device] + 1
-            case FirstModelFailed(device=device):
-                self.open, self.failed = None, event
-                self._failed.pop(device, None)
-                self._failed[device] = event
-                if event.kind in TRIED:
-                    self.tried[device] += 1
-                if event.kind == "stale":
-                    self.late[device] += 1
-            case ModelStored():
-                self.open = None
-
-    def bars(self, elapsed_s: float, most: int, said: Said) -> dict[str, str]:
-        """Return {device: reason} of the devices that get no request at `elapsed_s`.
-
-        Failed attempts count whatever the device has reported since. A device that crashes over the task would
-        otherwise connect as a new one each time.
-        """
-        now = {device: _text(event) for device, event in self._unchanged(said).items() if elapsed_s < _until_s(event)}
-        return now | self._given_up(most)
-
-    def reasons(self, said: Said) -> dict[str, str]:
-        """Return {device: reason} of the failed devices that have reported nothing else about themselves since."""
-        return {device: _text(event) for device, event in self._unchanged(said).items()}
-
-    def may_pass(self, elapsed_s: float, most: int, said: Said) -> set[str]:
-        """Return the devices whose reason passes with time, or passed at most `AWAY_S` seconds ago.
-
-        A device that can get a request by then gets one. The others may have left for good.
-        """
-        untils = {device: _until_s(event) for device, event in self._unchanged(said).items()}
-        passing = {d for d, until in untils.items() if math.isfinite(until) and elapsed_s < until + AWAY_S}
-        return passing - self._given_up(most).keys()
-
-    def for_good(self, most: int) -> dict[str, str]:
-        """Return {device: reason} of the devices that failed permanently, the latest first.
-
-        A device that has used up its `most` attempts is among them. A failure that is the device's own decision (`OWN`)
-        is not.
-        """
-        given_up = self._given_up(most)
-        return {
-            device: given_up.get(device, _text(event))
-            for device, event in reversed(self._failed.items())
-            if device in given_up or (event.kind not in OWN and math.isinf(_again_s(event)))
-        }
-
-    def next_of(self, able: Sequence[str], seed: int) -> str:
-        """Return the able device that got the fewest requests; the seed decides between equals.
-
-        Once `ENOUGH` devices have been tried, an able one among them comes before all others.
-        """
-        tried = [device for device in able if self.tried[device]] if len(self.tried) >= ENOUGH else []
-        return min(in_random_order(tried or able, seed, 0), key=lambda device: self.times[device])
-
-    def _unchanged(self, said: Said) -> dict[str, FirstModelFailed]:
-        """Return the last failure of each device that has reported nothing else about itself since."""
-        return {device: event for device, event in self._failed.items() if said(device) in ("", event.said)}
-
-    def _given_up(self, most: int) -> dict[str, str]:
-        given_up = [device for device, tried in self.tried.items() if tried >= most]
-        return {device: f"{_text(self._failed[device])} (assignments: {self.times[device]})" for device in given_up}
-
-
-def patient(one: Deadline, late: int) -> Deadline:
-    """Return the deadline of a device that was `late` so often: doubled each time, up to `MAX_TIMES` its length.
-
-    >>> patient(Deadline(60.0, []), 2)
-    Deadline(seconds=240.0, reasons=[Reason(code='late-before', numbers={'times': 4, 'each_s': 60.0})], usual_s=None)
-    """
-    if not late:
-        return one
-    times = min(2**late, MAX_TIMES)
-    longer = Reason("late-before", {"times": times, "each_s": one.seconds})
-    return Deadline(times * one.seconds, [longer, *one.reasons])
-
-
-def _text(event: FirstModelFailed) -> str:
-    return f"{event.kind}: {event.reason}"
-
-
-def _until_s(event: FirstModelFailed) -> float:
-    return event.elapsed_s + _again_s(event)
-
-
-def _again_s(event: FirstModelFailed) -> float:
-    return 0.0 if event.kind in TRIED else barred_s(event.kind, event.reason)
 
 
 @dataclass

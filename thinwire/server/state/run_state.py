@@ -33,7 +33,8 @@ from thinwire.core.run_events import PhaseClosed, PrivacyCommitted, RunExtended,
 from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
-from thinwire.server.state.model_history import EvaluationLog, InitialModelRequests, ModelHistory, made_step
+from thinwire.server.state.initial_model_requests import InitialModelRequests
+from thinwire.server.state.model_history import EvaluationLog, ModelHistory, made_step
 
 Since = ClientSelected | UpdateAccepted | UpdateDropped | ClientFailed | ClientReconnected | PhaseClosed
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from thinwire.core.errors import PlanError
 from thinwire.core.net import is_loopback
-from thinwire.core.plan import explain
+from thinwire.core.plan_errors import explain
 from thinwire.core.plan_values import Section
 
 File = TypeVar("File", bound=BaseModel)

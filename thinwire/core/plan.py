@@ -4,13 +4,11 @@ A valid plan needs two lines, `[run] task` and `[local] lr`; every other key has
 the tables and keys. core/plan_rules.py refuses keys that contradict each other.
 
 `--set section.key=value` overrides keys before the check (`Overrides`), so an error can name the option as its origin.
-`explain` rewords pydantic's errors: what is wrong, why, and a valid value. It also serves other files of this kind,
-such as a client's policy.
+core/plan_errors.py says what is wrong with a key, why, and which value is valid.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import tomllib
@@ -19,18 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError, model_validator
-from pydantic_core import PydanticUndefined
+from pydantic import ValidationError, model_validator
 
 from thinwire.core.errors import PlanError, numbered
 from thinwire.core.formatting import plain
 from thinwire.core.plan_codec_rules import CodecBook
+from thinwire.core.plan_errors import SHOWN, places_of, wrong_values
 from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
-from thinwire.core.plan_schema import UNKNOWN_NAME, Sections
+from thinwire.core.plan_schema import Sections
 from thinwire.core.plan_text import delta_left_out, require_small
 from thinwire.core.score_histogram import TRAINED, names_of
 
-MAX_EXPLAINED = 1000  # errors of a plan: nobody reads more, and to explain all of MAX_VALUES takes a second
 UNCOUNTED = (  # by client/train/evaluate.py; the aggregator knows only names, not why one is missing
     "a task without metrics() has an accuracy only where loss calls the model once and the batch is (inputs, targets), "
     "with logits (N, C) and N integers below C"
@@ -177,38 +174,9 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(resolved)).hexdigest()
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Holds what is wrong with a plan at one place, the reason, and what to try; `place` is section, key and so on.
-
-    A problem of the whole plan has the place ().
-    """
-
-    place: tuple[str, ...]
-    what: str
-    why: str
-    hint: str
-
-
-def wrong_values(error: ValidationError) -> list[Problem]:
-    """Return pydantic's first errors about a plan: each wrong key once, with every way in which it could be valid."""
-    found: dict[str, tuple[tuple[str, ...], list[str], str]] = {}
-    placed = [(place_of(details), details) for details in error.errors(include_url=False)[:MAX_EXPLAINED]]
-    unknown = [place for place, details in placed if details["type"] == "extra_forbidden"]
-    for place, details in placed:
-        what, why, hint = explain(RunPlan, details)
-        if details["type"] == "missing":
-            there = [key for *table, key in unknown if tuple(table) == place[:-1] and len(key) <= MAX_COMPARED]
-            if near := _nearest(place[-1], there):
-                hint = f"{_shown(place)} instead of {_shown((*place[:-1], near))}"
-        _, whys, _ = found.setdefault(what, (place, [], hint))
-        whys += [why] if why not in whys else []
-    return [Problem(place, what, either(whys), hint) for what, (place, whys, hint) in found.items()]
-
-
 def _explained(error: ValidationError, source: str, overrides: Overrides) -> PlanError:
     """Return pydantic's errors as one PlanError: each wrong key has its own reason and its own suggestion."""
-    found, origins = wrong_values(error), dict[str, list[str]]()
+    found, origins = wrong_values(RunPlan, error), dict[str, list[str]]()
     for problem in found:
         origins.setdefault(overrides.origin(problem.place, source), []).append(problem.what)
     wrong = "; ".join(f"{origin}: {'; '.join(whats)}" for origin, whats in origins.items())
@@ -216,9 +184,6 @@ def _explained(error: ValidationError, source: str, overrides: Overrides) -> Pla
         return PlanError(wrong, found[0].why, found[0].hint)
     whats = [plain(one.what)[:SHOWN] for one in found]
     return PlanError(wrong, numbered([one.why for one in found], whats), numbered([one.hint for one in found]))
-
-
-SHOWN = 200  # characters of a typed value in an error
 
 
 @dataclass(frozen=True)
@@ -237,7 +202,11 @@ class Overrides:
         for place, value in self.values.items():
             *tables, key = place.split(".")
             if not tables or not all((*tables, key)):
-                full = [] if tables else [f"{self.option} {one}={self.values[place][:SHOWN]}" for one in _places(key)]
+                full = (
+                    []
+                    if tables
+                    else [f"{self.option} {one}={self.values[place][:SHOWN]}" for one in places_of(RunPlan, key)]
+                )
                 hint = ", or ".join(full) or f"{self.option} section.key=value, as in {self.option} local.lr=0.1"
                 raise PlanError(f"{self._typed(place)} names no key", why="each key is in a section", hint=hint)
             table = raw
@@ -272,129 +241,3 @@ class Overrides:
     def _typed(self, place: str) -> str:
         value = "\\n".join(self.values[place].splitlines())
         return f"{self.option} {place}={value if len(value) <= SHOWN else value[:SHOWN] + '...'}"
-
-
-SHOULD = "it should be "
-MAX_COMPARED = 80  # characters of an unknown key to compare with known keys: difflib takes 40 bytes for each
-TABLE = ("model_type", "model_attributes_type", "dict_type")
-
-
-def explain(
-    plan: type[BaseModel], details: Mapping[str, Any], noun: str = "plan", keys: str = "thinwire plan keys {}"
-) -> tuple[str, str, str]:
-    """Return (what, why, hint) for one of pydantic's errors about `plan`; `keys` is the command that lists a table's
-    keys.
-    """
-    place = place_of(details)
-    has_keys = noun == "file" and any(_model_at(plan, (key,)) is None for key in plan.model_fields)
-    flat = has_keys and _model_at(plan, place[:1]) is None  # a key outside of any table
-    name = ".".join(place) if flat else _shown(place)
-    kind = details["type"]
-    if kind == "extra_forbidden":
-        known = _keys(plan, place[:-1])
-        near = _nearest(place[-1], known)
-        where = f"[{place[0]}]" if len(place) > 1 else f"a {noun}"
-        hint = near if flat and near else _shown((*place[:-1], near)) if near else keys.format(place[0])
-        return f"unknown key {name}", f"{where} has the keys {', '.join(known)}", hint
-    if kind == "missing":
-        return f"{name} is missing", f"every {noun} needs it", _example(place)
-    if kind == UNKNOWN_NAME:
-        said = details["ctx"]
-        return f"{name} = {_typed(details['input'])}: {said['what']}", said["why"], said["hint"]
-    hint = keys.format(place[0] if place else "").strip()
-    if kind in TABLE and len(place) > 1 and (model := _model_at(plan, place)) is not None:
-        hint = f"{name} = {_table_of(model)}"
-    return f"{name} = {_typed(details.get('input'))} is not valid", _wanted(details), hint
-
-
-def _typed(value: Any) -> str:
-    """Return a wrong value as an error shows it: its beginning, if it is long."""
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-
-
-def _nearest(key: str, known: Sequence[str]) -> str | None:
-    """Return the known key that is most like `key`, or None if none is alike."""
-    return next(iter(difflib.get_close_matches(key[:MAX_COMPARED], known, n=1, cutoff=0.5)), None)
-
-
-def _places(key: str) -> list[str]:
-    """Return `section.key` for each section that has this key, or else the one most like it."""
-    found = [(table, name) for table in RunPlan.model_fields for name in _keys(RunPlan, (table,))]
-    near = key if any(name == key for _, name in found) else _nearest(key, [name for _, name in found])
-    return [f"{table}.{name}" for table, name in found if name == near]
-
-
-def either(whys: Sequence[str]) -> str:
-    """Join the reasons of a value that may be one of several things.
-
-    >>> either(["it should be 'auto'", "it should be above 0"])
-    "it should be 'auto' or above 0"
-    """
-    first, *others = whys
-    return " or ".join([first, *(why.removeprefix(SHOULD) for why in others)])
-
-
-def _wanted(details: Mapping[str, Any]) -> str:
-    """Return what the value should be, in pydantic's words, without what it was."""
-    if details["type"] in TABLE:
-        return f"{SHOULD}a table"
-    if details["type"] == "string_pattern_mismatch" and place_of(details) == ("run", "task"):
-        return "it is the name of a task, of letters, digits, - and _; --task NAME=FILE says where its code is"
-    said = str(details["msg"]).removeprefix("Value error, ")
-    said = said.replace("Input should be ", SHOULD).replace("String should have ", f"{SHOULD}of ")
-    return said.partition(", got ")[0].partition(", unable ")[0]
-
-
-def place_of(details: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the section, the key and the keys inside it that one of pydantic's errors is about."""
-    loc = details["loc"]
-    unknown = loc[-1:] if details["type"] == "extra_forbidden" else ()  # a key, though it be called "str"
-    tables = loc[: len(loc) - len(unknown)]
-    return (*(part for part in tables if isinstance(part, str) and not _is_branch(part)), *map(str, unknown))
-
-
-def _is_branch(part: str) -> bool:
-    """Return True if the part is the tried member of a union: pydantic adds it to the location, and it is not a key."""
-    return part in ("bool", "int", "float", "str") or part.startswith(
-        ("constrained-", "literal[", "list[", "function-")
-    )
-
-
-def _shown(place: tuple[str, ...]) -> str:
-    if not place:
-        return "the file"
-    table, *keys = (part if len(part) <= SHOWN else f"{part[:SHOWN]}..." for part in place)
-    return " ".join([f"[{table}]", ".".join(keys)] if keys else [f"[{table}]"])
-
-
-def _keys(plan: type[BaseModel], place: tuple[str, ...]) -> list[str]:
-    model = _model_at(plan, place)
-    return list(model.model_fields) if model is not None else []
-
-
-def _model_at(plan: type[BaseModel], place: tuple[str, ...]) -> type[BaseModel] | None:
-    model = plan
-    for name in place:
-        inner = _model_in(model.model_fields[name].annotation) if name in model.model_fields else None
-        if inner is None:
-            return None
-        model = inner
-    return model
-
-
-def _table_of(model: type[BaseModel]) -> str:
-    """Return a table with all its keys on one line of TOML; a key without a default has `...`."""
-    values = ((name, field.get_default(call_default_factory=False)) for name, field in model.model_fields.items())
-    told = (f"{name} = {'...' if value is PydanticUndefined else json.dumps(value)}" for name, value in values)
-    return "{ " + ", ".join(told) + " }"
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    inner = (annotation, *getattr(annotation, "__args__", ()))
-    return next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
-
-
-def _example(place: tuple[str, ...]) -> str:
-    examples = {("run", "task"): '[run] task = "digits"', ("local", "lr"): "[local] lr = 0.1"}
-    return next((line for key, line in examples.items() if key[: len(place)] == place), f"{_shown(place)} = ...")

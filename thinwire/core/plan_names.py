@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 
-from thinwire.core.plan import Problem
+from thinwire.core.plan_errors import Problem
 from thinwire.core.plan_schema import Sections
 
 CODECS, OPTIMIZERS = "thinwire.codecs", "thinwire.optimizers"  # groups of entry points

@@ -25,7 +25,8 @@ from pydantic import ValidationError
 from thinwire.core.errors import CodecError, PlanError, ThinwireError
 from thinwire.core.formatting import counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
-from thinwire.core.plan import Problem, RunPlan, wrong_values
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_errors import Problem, wrong_values
 from thinwire.core.plan_names import installed, refused_names
 from thinwire.core.plan_text import plan_keys, require_small, sparse, toml_text
 from thinwire.core.secure_numbers import selected_of
@@ -83,7 +84,7 @@ def check_values(
     except PlanError as error:
         wrong = error.__cause__
         single = [Problem((), error.what, error.why, error.hint)]
-        found = wrong_values(wrong) if isinstance(wrong, ValidationError) else single
+        found = wrong_values(RunPlan, wrong) if isinstance(wrong, ValidationError) else single
         return PlanCheck(None, _tables(raw), written, found)
     given = sparse(plan.to_json())
     problems = problems_of(plan, allow, layout)

@@ -36,7 +36,8 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.owner_file import aggregator_file
 from thinwire.core.personal_layers import shared_layout
-from thinwire.core.plan import Problem, RunPlan
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_errors import Problem
 from thinwire.core.plan_names import RUN, UPLOAD, installed, named_model, refused_names, upload_id
 from thinwire.core.plan_rules import DeviceTimes, as_error
 from thinwire.core.statedir import AggregatorHome, own

@@ -21,7 +21,8 @@ from pydantic import Field
 from thinwire.core.errors import PlanError, Refused, Unreachable
 from thinwire.core.formatting import counted
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
-from thinwire.core.plan import Problem, RunPlan
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_errors import Problem
 from thinwire.core.plan_names import UPLOAD, named_model, upload_id
 from thinwire.core.secure_numbers import fewest_devices
 from thinwire.reports.plan_check import Estimate, PlanCheck, check_text, check_values, estimate

@@ -17,7 +17,7 @@ from thinwire.core import RunPlan
 from thinwire.core.privacy_numbers import inflation
 from thinwire.privacy.accounting import ORDERS, Release, epsilon
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
-from thinwire.privacy.tree_aggregation import booked, levels, nodes, share
+from thinwire.privacy.tree_aggregation import booked, cost_factor, levels, nodes
 
 NODE = Release("discrete-gaussian", 1.0, 4.0, 10, distance=2.0**-100)
 
@@ -58,7 +58,7 @@ def test_no_pattern_costs_more_than_is_booked_for_it_whenever_the_run_ends(lengt
     for separation in range(1, length + 2):
         for pattern in patterns(length, separation):
             for most in {len(pattern), -(-length // separation)}:
-                booking = share(length, separation, most)
+                booking = cost_factor(length, separation, most)
                 for end in range(1, length + 1):
                     until = [place for place in pattern if place <= end]
                     released = [one for one in blocks(length) if one[-1] <= end]
@@ -69,7 +69,7 @@ def test_no_pattern_costs_more_than_is_booked_for_it_whenever_the_run_ends(lengt
 def test_the_worst_pattern_costs_what_is_booked_where_all_blocks_are_released(length: int, separation: int) -> None:
     most = -(-length // separation)
     worst = max(cost(one, list(blocks(length))) for one in patterns(length, separation))
-    assert worst == most * share(length, separation, most)
+    assert worst == most * cost_factor(length, separation, most)
 
 
 @pytest.mark.parametrize("length", range(1, 11))
@@ -77,14 +77,14 @@ def test_the_worst_pattern_of_the_authors_would_be_booked_as_hardly_less(length:
     """Appendix D.2 counts the worst pattern of all blocks exactly; a run may end with the one that costs most."""
     for separation in range(1, length + 1):
         exact = max(cost(one, list(blocks(length))) / len(one) for one in patterns(length, separation))
-        assert 0.95 <= exact / share(length, separation, -(-length // separation)) <= 1
+        assert 0.95 <= exact / cost_factor(length, separation, -(-length // separation)) <= 1
 
 
 @pytest.mark.parametrize(("length", "figure"), [(3, 7), (8, 120), (11, 120 + 6 + 1), (19, 496 + 6 + 1)])
 def test_taking_part_in_every_round_costs_as_in_appendix_d2(length: int, figure: int) -> None:
     """The figures are those of the authors' program: the sum of 2^d (2^(d + 1) - 1) over the length's set bits d."""
     every = range(1, length + 1)
-    assert cost(every, list(blocks(length))) == figure <= length * share(length, 1, length)
+    assert cost(every, list(blocks(length))) == figure <= length * cost_factor(length, 1, length)
 
 
 @settings(max_examples=200)
@@ -99,7 +99,7 @@ def test_trees_that_begin_anywhere_cost_no_more_than_is_booked(data: st.DataObje
         last = first + data.draw(st.integers(1, length)) - 1
         total += cost([number - first + 1 for number in rounds if first <= number <= last], list(blocks(length)))
         first = last + 1
-    assert total <= len(rounds) * share(length, separation, len(rounds))
+    assert total <= len(rounds) * cost_factor(length, separation, len(rounds))
 
 
 @settings(max_examples=50)
@@ -158,7 +158,7 @@ def test_the_noise_that_is_found_reaches_the_target(keys: dict[str, int]) -> Non
     assert found.variance == pytest.approx((found.noise_multiplier * found.scale) ** 2)
     ratio = found.release.sensitivity / found.scale / inflation(found.scale, 1000)
     length, separation = keys.get("restart_every", 100), keys.get("min_separation", 1)
-    assert ratio == pytest.approx(math.sqrt(share(length, separation, found.participations)))
+    assert ratio == pytest.approx(math.sqrt(cost_factor(length, separation, found.participations)))
 
 
 def test_separation_and_restarts_make_noise_cheaper() -> None:

@@ -42,7 +42,7 @@ from thinwire.core.privacy_numbers import (
 from thinwire.core.secure_numbers import fewest_survivors, rotation_block, share_of
 from thinwire.privacy.accounting import Release, epsilon, noise_for
 from thinwire.privacy.samplers import TableSampler
-from thinwire.privacy.tree_aggregation import booked, length_of, share
+from thinwire.privacy.tree_aggregation import booked, cost_factor, length_of
 
 CENTRAL_STEPS = 4.0  # grid steps a clip, times the root of the dimensions: rounding adds 1 percent to the sensitivity
 LEAST_STEPS = 256.0
@@ -94,7 +94,7 @@ def participations_of(plan: RunPlan) -> int:
 def share_of_participation(plan: RunPlan) -> int:
     """Return what a participation costs in a run with `mechanism = "tree"`, in multiples of what a node costs."""
     length, participations = length_of(plan.privacy, plan.run.rounds), participations_of(plan)
-    return share(length, plan.privacy.min_separation, participations)
+    return cost_factor(length, plan.privacy.min_separation, participations)
 
 
 def honest_survivors(secure: SecureSection, selected: int) -> int:

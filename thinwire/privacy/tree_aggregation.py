@@ -24,10 +24,10 @@ one participation, alpha D^2 / (2 sigma^2), and those of all nodes add (adaptive
 A participation is in at most one block of each length 2^l <= n. If two participations of a client are at least b rounds
 apart, and there are at most k, a block has m <= c(l) = min(k, ceil(2^l / b)) of them. So the blocks of one length cost
 at most sum m^2 <= c(l) sum m <= c(l) p, and all blocks at most p times the sum of c(l) over the lengths. Each
-participation is booked with this share, when its round opens. What is booked is never too little, whenever the run ends
+participation is booked with this factor when its round opens. What is booked is never too little, whenever the run ends
 and wherever trees begin, because nothing but the length of a tree, b, k and p enters.
 
-The share is exact for b >= n, where it is the number of lengths: p trees, and the client in place 1 of each. For b < n
+The factor is exact for b >= n, where it is the number of lengths: p trees, and the client in place 1 of each. For b < n
 and n / b participations it is what the worst pattern costs if all blocks are released (n and b powers of two). Those
 that begin after an odd multiple of their length are not: the worst pattern of the others costs 0.59 to 0.95 of it (n up
 to 512, n / 8 <= b < n). So the estimator of Honaker (2015), which uses all blocks for less noise, would cost no more.
@@ -35,7 +35,7 @@ to 512, n / 8 <= b < n). So the estimator of Honaker (2015), which uses all bloc
 No accepted bound is tighter by more than a few percent. dp-accounting 0.6 has one participation in each tree
 (`SingleEpochTreeAggregationDpEvent`), which is the case b >= n. The authors' program counts the worst pattern exactly
 (appendix D.2), of all blocks too. A participation is booked before it is known when the run ends, so it has to be
-booked as the largest cost per participation of any pattern: that is 0.95 to 1 of the share (tests, n up to 10). To
+booked as the largest cost per participation of any pattern: that is 0.95 to 1 of the factor (tests, n up to 10). To
 count the used blocks alone would save up to a third of the cost, by a proof that nobody but us has read.
 """
 
@@ -70,13 +70,15 @@ def levels(length: int) -> int:
     return length.bit_length()
 
 
-def share(length: int, separation: int, participations: int) -> int:
-    """Return what one participation of a client costs, in multiples of what it costs in one node.
+def cost_factor(length: int, separation: int, participations: int) -> int:
+    """Return the cost of one participation in a whole tree, as a multiple of its cost in one node.
+
+    The cost is a squared sensitivity, the figure that composes over the nodes of a tree.
 
     `length` is the most rounds of a tree, `separation` the fewest rounds from one participation of a client to its
     next, and `participations` the most of a client.
 
-    >>> share(length=8, separation=8, participations=4), share(length=8, separation=1, participations=8)
+    >>> cost_factor(length=8, separation=8, participations=4), cost_factor(length=8, separation=1, participations=8)
     (4, 15)
     """
     return sum(min(participations, -(-(1 << level) // separation)) for level in range(levels(length)))
@@ -100,8 +102,8 @@ def nodes_in_model(length: int, rounds: int) -> int:
 def booked(node: Release, length: int, separation: int, participations: int) -> Release:
     """Return what a participation in a tree is booked as, from what it costs in one node.
 
-    It is one release whose squared sensitivity is `share` times that of the node. The samplers' distance is that of all
-    draws that may depend on the participation: those of one node of each length.
+    It is one release whose squared sensitivity is `cost_factor` times that of the node. The samplers' distance is that
+    of all draws that may depend on the participation: those of one node of each length.
     """
-    grown = math.sqrt(share(length, separation, participations))
+    grown = math.sqrt(cost_factor(length, separation, participations))
     return replace(node, sensitivity=node.sensitivity * grown, distance=node.distance * levels(length))

@@ -68,7 +68,7 @@ def test_a_restart_ends_it_and_no_command_gives_it_more_rounds(tmp_path: Path) -
 
 
 def test_a_pause_ends_it_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
     site = Site(tmp_path, steady({"a": 1.0}))
     first = site.submit(run={"rounds": 1})
     allow(site, "*:HalfStep")
@@ -90,7 +90,7 @@ def test_a_pause_ends_it_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.
 def test_a_typo_in_the_file_keeps_a_paused_run_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
     site = Site(tmp_path, steady({"a": 1.0}))
     first = site.submit(run={"rounds": 1})
     allow(site, "*:HalfStep")

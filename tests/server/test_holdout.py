@@ -177,7 +177,7 @@ def test_the_models_that_wait_for_their_evaluation_are_kept(tmp_path: Path) -> N
 def test_the_service_records_what_an_operator_leaves_and_answers_what_comes_after_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
     site = Site(tmp_path, steady({"a": 1.0, "b": 1.5}))
     run_id = site.submit(run={"rounds": 5, "evaluate": "holdout", "patience": 2, "evaluate_wait_s": 20})
     losses = [9.0, 4.0, 5.0, 6.0, 1.0, 1.0]

@@ -16,7 +16,14 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ClientSelected, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import deadline_sentence, sentence
-from thinwire.server.policy.assignment_terms import PATIENCE, SHARE, LadderState, auto_deadline, choose_rung, fixed
+from thinwire.server.policy.assignment_terms import (
+    FITTING_ROUNDS,
+    SHARE,
+    LadderState,
+    auto_deadline,
+    choose_rung,
+    fixed,
+)
 from thinwire.simulation import Script, Turn
 
 LADDER = ["identity", "int8", "topk(0.05) > int8"]
@@ -79,7 +86,7 @@ def test_nobody_is_selected_in_what_does_not_fit_while_something_does(
         if now > was:
             fitted = []
         elif now < was and fitted is not None:
-            assert len(fitted) >= PATIENCE and max(fitted[-PATIENCE:]) <= now, "only after rounds that would fit"
+            assert len(fitted) >= FITTING_ROUNDS and max(fitted[-FITTING_ROUNDS:]) <= now, "only after rounds that fit"
             fitted = None
         elif fitted is not None:
             fitted.append(fits)

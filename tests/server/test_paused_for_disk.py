@@ -29,7 +29,7 @@ SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3}
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
 
 
 class Disk:

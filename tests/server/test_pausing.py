@@ -16,7 +16,7 @@ from thinwire.store import RunCommand, RunRow, Store
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
 
 
 def pausing(site: Site, run_id: str, closed: int) -> None:

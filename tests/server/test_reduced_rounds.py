@@ -239,7 +239,7 @@ def test_a_run_waits_while_other_files_fill_the_disk_and_the_others_go_on(
             site.store.commands.add("stop-run", stopped)
 
     site.on_event = on_event
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
     monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=free))
     calls = {"posix_fallocate": allocate, "pwrite": os.pwrite, "preadv": os.preadv}
     monkeypatch.setattr(reduction_base, "os", SimpleNamespace(**calls))
@@ -266,7 +266,7 @@ def test_a_run_that_waits_for_space_is_paused_and_goes_on(tmp_path: Path, monkey
                 site.store.commands.add(command, run_id)
 
     site.on_event = on_event
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
     monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=free))
     site.serve()
     first = said.index("paused")

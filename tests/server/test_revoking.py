@@ -40,7 +40,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], t
 
 @pytest.fixture(autouse=True)
 def commands_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.server.command_queue.LOOK_S", 0.0)
+    monkeypatch.setattr("thinwire.server.command_queue.COMMANDS_READ_S", 0.0)
 
 
 class Revoking(Bench):

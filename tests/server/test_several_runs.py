@@ -15,7 +15,7 @@ from thinwire.server import command_queue
 @pytest.fixture
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
 
 
 EIGHT = dict(zip("abcdefgh", (1.0, 1.2, 0.8, 1.5, 2.0, 0.7, 1.1, 10.0), strict=True))

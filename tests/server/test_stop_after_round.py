@@ -14,7 +14,7 @@ from thinwire.server import command_queue
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
 
 
 def ordering(site: Site, run_id: str, number: int) -> None:

@@ -25,7 +25,7 @@ from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState, empty_state
 from thinwire.store import MeasureRow, Store, forgetting, journal
 from thinwire.store.database import METADATA
-from thinwire.store.device_registry import LOOK_S
+from thinwire.store.device_registry import REGISTRY_READ_S
 from thinwire.store.forgetting import FORGOTTEN, OWN_RULE, ROLES, Renaming
 from thinwire.store.forgetting import PLAIN as NAMES_NONE
 from thinwire.store.journal import KINDS
@@ -170,7 +170,7 @@ def test_a_running_aggregator_notices_the_next_change_of_a_device(store: Store, 
         assert aggregator.roster.revoked() == {GONE}
         store.forget_device(GONE, "me")
         store.roster.approve("late")
-        now.advance(LOOK_S + 1)
+        now.advance(REGISTRY_READ_S + 1)
         assert aggregator.roster.revoked() == set()
         assert {row.name: row.state for row in aggregator.roster.rows()} == dict.fromkeys((*REST, "late"), "approved")
 

@@ -14,7 +14,7 @@ from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.fleet import DeviceRow, Hello, TaskReport
 from thinwire.store import Store, device_registry
-from thinwire.store.device_registry import LOOK_S, STRANGER_S
+from thinwire.store.device_registry import REGISTRY_READ_S, STRANGER_S
 from thinwire.store.queries import device_row
 
 KEYS = {name: (name[-1] * 64, f"key of {name}".encode()) for name in ("pi-01", "pi-02", "pi-03")}
@@ -148,7 +148,7 @@ def test_a_revocation_by_another_process_counts_within_a_second_and_at_once_afte
         clock.advance(STRANGER_S + 0.01)
         assert (state(), sorted(store.roster.revoked())) == ("approved", [])
         another.roster.revoke("pi-01")
-        clock.advance(LOOK_S - 0.01)
+        clock.advance(REGISTRY_READ_S - 0.01)
         assert state() == "approved", "the database was looked at less than a second ago"
         clock.advance(0.02)
         assert (state(), sorted(store.roster.revoked())) == ("revoked", ["pi-01"])

@@ -199,17 +199,17 @@ def _close(path: Path, found: os.stat_result, bits: int) -> None:
         log.warning("warning: other users could %s %s (mode %o); it is closed to them now", could, path, mode)
 
 
-PATIENCE: ContextVar[Callable[[NotWritten], None] | None] = ContextVar("patience", default=None)
+ON_FULL_DISK: ContextVar[Callable[[NotWritten], None] | None] = ContextVar("on_full_disk", default=None)
 """What a write does where the disk is full: wait until there is space, or raise the error. None: raise it."""
 
 
 def patiently(write: Callable[[], T]) -> T:
-    """Return what `write` returns; where the disk is full, wait as `PATIENCE` says and call it again."""
+    """Return what `write` returns; where the disk is full, wait as `ON_FULL_DISK` says and call it again."""
     while True:
         try:
             return write()
         except NotWritten as error:
-            if (wait := PATIENCE.get()) is None:
+            if (wait := ON_FULL_DISK.get()) is None:
                 raise
             wait(error)
 

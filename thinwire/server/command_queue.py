@@ -15,7 +15,7 @@ from thinwire.core.errors import ThinwireError
 from thinwire.server.context import StopCommand
 from thinwire.store import CommandRow, Commands
 
-LOOK_S = 0.2  # shortest period between two reads of the commands
+COMMANDS_READ_S = 0.2  # shortest period between two reads of the commands
 
 
 class CommandQueue:
@@ -30,8 +30,8 @@ class CommandQueue:
         self._kept = set[tuple[str, str]]()
 
     def _look(self) -> list[CommandRow]:
-        """Return the unanswered commands, read from the store at most every LOOK_S seconds."""
-        if time.monotonic() - self._looked_at >= LOOK_S:
+        """Return the unanswered commands, read from the store at most every COMMANDS_READ_S seconds."""
+        if time.monotonic() - self._looked_at >= COMMANDS_READ_S:
             self._open, self._looked_at = self._commands.pending(), time.monotonic()
         return self._open
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from thinwire.server.round_events import RoundConfig, SlotLease
 from thinwire.server.state.run_state import RunState
 
-PATIENCE = 2.0  # factor on a device's slowest recent reply, and on the time that its assignment allowed
+SLOT_FACTOR = 2.0  # factor on a device's slowest recent reply, and on the time that its assignment allowed
 
 
 def share_s(deadline_s: float, target: int, most: int) -> float:
@@ -37,7 +37,7 @@ def place_s(deadline_s: float, share_s: float, slowest_s: float) -> float:
     >>> [place_s(100.0, share_s=25.0, slowest_s=seconds) for seconds in (0.0, 20.0, 28_800.0)]
     [25.0, 40.0, 100.0]
     """
-    return min(deadline_s, max(share_s, PATIENCE * slowest_s))
+    return min(deadline_s, max(share_s, SLOT_FACTOR * slowest_s))
 
 
 @dataclass
@@ -98,7 +98,7 @@ def at_work_before(run_state: RunState, number: int) -> Mapping[str, SlotLease]:
     return {
         assigned.device: SlotLease(
             assigned.assignment_id,
-            assigned.assigned_s + PATIENCE * min(slowest_s(run_state, assigned.device), assigned.deadline_s),
+            assigned.assigned_s + SLOT_FACTOR * min(slowest_s(run_state, assigned.device), assigned.deadline_s),
         )
         for assigned in run_state.ledger.oldest()
         if assigned.round != number

@@ -28,14 +28,14 @@ from thinwire.core.errors import NotFound, NotWritten
 from thinwire.core.events import ENDED, Event
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivered, Fleet
 from thinwire.core.run_events import DiskFilled, DiskFreed
-from thinwire.core.statedir import PATIENCE
+from thinwire.core.statedir import ON_FULL_DISK
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader
 from thinwire.server.context import POLL_S, SHORTEST_S
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.store import Store
 
-LOOK_S = 2.0  # period of the check whether there is space again
+SPACE_CHECK_S = 2.0  # period of the check whether there is space again
 
 
 @dataclass
@@ -62,8 +62,8 @@ class FullDisk:
             self._record(DiskFilled(self.clock.wall(), str(error)))
 
     def look(self) -> None:
-        """Let all runs go on if the disk has space again; look at most every LOOK_S seconds."""
-        if not self.is_full or self.reserve is None or self.clock.inner.now() - self.looked_at < LOOK_S:
+        """Let all runs go on if the disk has space again; look at most every SPACE_CHECK_S seconds."""
+        if not self.is_full or self.reserve is None or self.clock.inner.now() - self.looked_at < SPACE_CHECK_S:
             return
         self.looked_at = self.clock.inner.now()
         if self.reserve.has_space():
@@ -176,7 +176,7 @@ class Dispatcher:
         here = self.presence.copy()
 
         def driver() -> None:
-            PATIENCE.set(fleet.wait_for_disk)  # of this greenlet alone
+            ON_FULL_DISK.set(fleet.wait_for_disk)  # of this greenlet alone
             drive(fleet, here)
 
         self.drivers[run_id] = Driver(run_id, fleet, greenlet(driver))

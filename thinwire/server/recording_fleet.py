@@ -25,7 +25,7 @@ from thinwire.server.run_extension import extend_run
 from thinwire.store import CommandRow, RunRow, Store
 
 NOTED_S = 0.5  # deliveries decide nothing, so their events may wait this long to be written; pages show them then
-LOOKED_S = 5.0  # period of the check whether the processes of simulations live
+PROCESSES_CHECK_S = 5.0  # period of the check whether the processes of simulations live
 OnEvent = Callable[[str, Event], None]
 
 
@@ -54,7 +54,7 @@ class RecordingFleet:
         self._on_event = on_event
         self._revoking: list[CommandRow] = []
         self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
-        self._home, self._looked_at = home, -LOOKED_S
+        self._home, self._looked_at = home, -PROCESSES_CHECK_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
         self._unrecorded = list[Arrival]()  # since the disk was full
         self.on_full: Callable[[NotWritten], None] = raise_error  # what to do where the disk is full
@@ -223,7 +223,7 @@ class RecordingFleet:
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""
-        if self._home is not None and self._clock.now() - self._looked_at >= LOOKED_S:
+        if self._home is not None and self._clock.now() - self._looked_at >= PROCESSES_CHECK_S:
             self._looked_at = self._clock.now()
             with contextlib.suppress(NotWritten):
                 end_abandoned(self._store, self._home)

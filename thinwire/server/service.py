@@ -253,7 +253,7 @@ class Service:
                     if self.disk.is_full:
                         self.dispatcher.receive(POLL_S)
                         continue
-                    if self.clock.now() - looked_at >= command_queue.LOOK_S or not self.dispatcher.drivers:
+                    if self.clock.now() - looked_at >= command_queue.COMMANDS_READ_S or not self.dispatcher.drivers:
                         looked_at = self.clock.now()
                         if new := self.commands.about_runs(START_RUN):
                             starter.step(new)

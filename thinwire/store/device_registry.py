@@ -32,7 +32,7 @@ from thinwire.store.privacy_devices import reported
 from thinwire.store.queries import device_row
 from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, InvitationEntry, Measure, Run, Update
 
-LOOK_S = 1.0  # longest time for which a change by another process may be missing
+REGISTRY_READ_S = 1.0  # longest time for which a change by another process may be missing
 STRANGER_S = 0.1  # the same for a key that may not work yet: whoever was just approved is not refused
 
 
@@ -48,10 +48,10 @@ class _Cache:
 class StoredRoster:
     """The registry `core.fleet.Roster` on the store. Any thread may call it.
 
-    A change by this object counts from the next call on. A change by another process counts within `LOOK_S`, and an
-    approval within `STRANGER_S`: the database is looked at once in that time, however many requests come, and the rows
-    are read only if the number of the last change differs. Whoever reads the other process's command calls `refresh`,
-    and then the change counts at once. Every change leaves an action with its actor and time.
+    A change by this object counts from the next call on. A change by another process counts within `REGISTRY_READ_S`,
+    and an approval within `STRANGER_S`: the database is looked at once in that time, however many requests come, and
+    the rows are read only if the number of the last change differs. Whoever reads the other process's command calls
+    `refresh`, and then the change counts at once. Every change leaves an action with its actor and time.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -116,7 +116,7 @@ class StoredRoster:
     def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> str:
         """Revoke a device, and return its key's fingerprint; its name and key stay bound. Raises like `approve`.
 
-        This process refuses the device's next request; another process does so within `LOOK_S`.
+        This process refuses the device's next request; another process does so within `REGISTRY_READ_S`.
         """
         with self._changing() as connection:
             return self._set(connection, name, "revoked", "revoke", who, fingerprint)
@@ -202,7 +202,7 @@ class StoredRoster:
         with self._looking:  # a look that began before the change has ended
             self._looked_at = -math.inf
 
-    def _known(self, within_s: float = LOOK_S) -> _Cache:
+    def _known(self, within_s: float = REGISTRY_READ_S) -> _Cache:
         """Return the devices as they were at the last look, or look if that is as long ago as `within_s`."""
         if self._clock.now() - self._looked_at < within_s:
             return self._cache

@@ -230,7 +230,7 @@ class Recorder:
 
         A `snapshot` is the run's state after all earlier events. The command `command_id`, which made the run, is
         answered in the same transaction. Raise `DataLost` on an error of the database, after waiting for space as
-        `PATIENCE` says.
+        `ON_FULL_DISK` says.
         """
         patiently(lambda: self._record(run_id, events, measured, snapshot, command_id))
 

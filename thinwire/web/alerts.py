@@ -37,7 +37,7 @@ from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, as_csv
 from thinwire.web.settings import aggregator
 
-LOOK_S: Final = 10.0
+ALERTS_READ_S: Final = 10.0  # between two reads of the conditions that raise an alert
 SEND_S: Final = 10.0  # time limit of one message
 log = logging.getLogger("thinwire.alerts")
 Send = Callable[[str, AlertSettings, dict[str, Any]], None]
@@ -55,8 +55,8 @@ class AlertWatch:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Look every `LOOK_S` seconds in a thread while the block runs."""
-        with repeating(self._look_safely, LOOK_S, "alerts"):
+        """Look every `ALERTS_READ_S` seconds in a thread while the block runs."""
+        with repeating(self._look_safely, ALERTS_READ_S, "alerts"):
             yield
 
     def look(self) -> None:

@@ -111,7 +111,7 @@ class Exposure:
 READY_S = 30.0
 PAUSE_S = 5.0  # between two starts of a dashboard that ended by itself
 END_S = 5.0
-LOOK_S = 0.5  # between two looks whether an adopted dashboard lives
+ALIVE_CHECK_S = 0.5  # between two looks whether an adopted dashboard lives
 LOG = "dashboard.log"  # its predecessor is dashboard.log.1
 
 
@@ -211,7 +211,7 @@ class Dashboard:
 
     def _keep(self) -> None:
         """Start the process again, `PAUSE_S` after each unexpected end; adopt one that was started meanwhile."""
-        while not self._ending.wait(LOOK_S):
+        while not self._ending.wait(ALIVE_CHECK_S):
             own, about = self._process, dashboard_of(self._place)
             if (own is not None and own.poll() is None) or about is not None:
                 continue

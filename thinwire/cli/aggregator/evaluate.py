@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from thinwire.core.statedir import AggregatorHome
     from thinwire.store import RunRow, Store
 
-LOOK_S = 0.5
+VERSIONS_READ_S = 0.5  # between two reads of the versions that wait for an evaluation
 FOLDER = "evaluate"  # below the aggregator's directory: log and lock of the worker
 
 
@@ -61,7 +61,7 @@ def evaluate(
                     return
                 if not found:
                     worker.rest()
-                    time.sleep(LOOK_S)
+                    time.sleep(VERSIONS_READ_S)
         finally:
             worker.close()
 

@@ -54,7 +54,7 @@ def demo(
     raise typer.Exit(show(clients, rounds, seed, browse=browse, stay=stay, json=json, secure=secure, private=private))
 
 
-LOOK_S = 0.1
+STATUS_READ_S = 0.1  # between two reads of the run's events
 Tell = Callable[[str], None]
 
 
@@ -186,7 +186,7 @@ def _run(
                 look()
                 _all_alive(crowd)
                 update(f"{run_id}: {teller.now}")
-                time.sleep(LOOK_S)
+                time.sleep(STATUS_READ_S)
             tell(f"{run_id} {teller.status}: {teller.text}")
     return run_id, teller.exit_code
 

@@ -24,7 +24,7 @@ from thinwire.core.statedir import AggregatorHome
 if TYPE_CHECKING:
     from thinwire.store import DeviceInfo, Store
 
-LOOK_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 SKEW_S = 60.0  # median skew of the devices from which the aggregator's clock is reported as wrong
 SOON = timedelta(days=14)  # our own certificates are renewed long before
 
@@ -117,7 +117,7 @@ def _device_api(about: dict[str, Any] | None) -> Finding | str:
     """Check that the device API accepts connections."""
     if about is None:
         return unseen("device_api", "no aggregator is running")
-    with socket.create_connection(_here(about), timeout=LOOK_S):
+    with socket.create_connection(_here(about), timeout=CONNECT_TIMEOUT_S):
         pass
     return f"{about['listen']} answers; devices reach it at {', '.join(about.get('urls') or [])}"
 
@@ -138,7 +138,7 @@ def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
     ours = next((row for row in rows if pin in (row.pin, None)), None)
     if ours is None and about is None:
         return "none of ours yet"
-    leaf, now = ours.leaf if ours else shown(*_here(about or {}), LOOK_S), datetime.now(UTC)
+    leaf, now = ours.leaf if ours else shown(*_here(about or {}), CONNECT_TIMEOUT_S), datetime.now(UTC)
     said = f"pin {ours.pin if ours else pin}\nuntil {leaf.ends:%Y-%m-%d}, for {', '.join(leaf.names)}"
     if not leaf.begins <= now < leaf.ends - SOON:
         renew = "a start makes it again: thinwire aggregator start" if ours else "replace the files of --cert and --key"
@@ -163,7 +163,7 @@ def _dashboard(about: dict[str, Any] | None) -> Finding | str:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing secret is sent or believed
         handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         direct = urllib.request.build_opener(*handlers)
-        with direct.open(f"{scheme}://{about['dashboard']}/healthz", timeout=LOOK_S) as answer:
+        with direct.open(f"{scheme}://{about['dashboard']}/healthz", timeout=CONNECT_TIMEOUT_S) as answer:
             elsewhere = "" if scheme == "https" else f"; from elsewhere: ssh -L 8080:{about['dashboard']} HOST"
             return f"{url} answers ({answer.status}){elsewhere}"
     except urllib.error.HTTPError as error:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from thinwire.store import Store
 
 
-LOOK_S = 0.2
+STATUS_READ_S = 0.2  # between two reads of the run's events
 ALIVE_S = 3.0  # between two checks that the aggregator is running
 
 
@@ -71,7 +71,7 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
                     tell("an aggregator is running again")
             waits = behind(store.run(run_id), store.line()) if teller.status == "queued" else ""
             show(f"{run_id}: {gone or waits or teller.now}")
-            time.sleep(LOOK_S)
+            time.sleep(STATUS_READ_S)
         tell(f"{run_id} {teller.status}: {teller.text}")
     return teller.exit_code
 

@@ -164,7 +164,7 @@ def evaluation_deadline(slowest: Sequence[float]) -> float:
     return max(LEAST_S, FACTOR * max(recent)) if recent else FIRST_S
 
 
-PATIENCE = 3  # rounds in which a less compressed codec must have fitted before it is used
+FITTING_ROUNDS = 3  # rounds in which a less compressed codec must have fitted before it is used
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class LadderState:
     """Holds a device's position on the codec ladder.
 
     `rounds` counts how many rounds in a row the less compressed codec would have fitted, since the device last moved to
-    a more compressed one. From PATIENCE rounds on, as at the start, nothing prevents a move back.
+    a more compressed one. From FITTING_ROUNDS rounds on, as at the start, nothing prevents a move back.
     """
 
     codec: str
     less_compressed: str = ""  # the less compressed codec that would have fitted
-    rounds: int = PATIENCE
+    rounds: int = FITTING_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ def choose_rung(
     fits = next((i for i, seconds in enumerate(known) if seconds <= left_s), len(ladder) - 1)
     if before is None:
         return RungChoice(LadderState(ladder[fits]), _rung_reasons(ladder, known, fits, left_s))
-    now, patient = ladder.index(before.codec), before.rounds >= PATIENCE
+    now, patient = ladder.index(before.codec), before.rounds >= FITTING_ROUNDS
     if fits >= now:
-        rounds = PATIENCE if patient and not before.less_compressed and fits == now else 0
+        rounds = FITTING_ROUNDS if patient and not before.less_compressed and fits == now else 0
         return RungChoice(LadderState(ladder[fits], rounds=rounds), _rung_reasons(ladder, known, fits, left_s))
     toward = (
         max(fits, ladder.index(before.less_compressed)) if before.less_compressed else fits
@@ -221,7 +221,7 @@ def choose_rung(
         "would-fit",
         {
             "codec": ladder[toward], "expected_s": known[toward], "left_s": left_s, "rounds": before.rounds,
-            "patience": PATIENCE,
+            "patience": FITTING_ROUNDS,
         },
     )  # fmt: skip
     return RungChoice(LadderState(before.codec, ladder[toward], before.rounds + 1), [waits])

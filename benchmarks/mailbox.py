@@ -50,12 +50,12 @@ def one_round(mailbox: Mailbox, state: LinkState, devices: list[str], number: in
     began = time.process_time()
     mailbox.send([Envelope(name, assignment) for name, assignment in zip(devices, assignments, strict=True)])
     for name in devices:
-        mailbox.holds(name, (), 1.0)
+        mailbox.record_in_flight(name, (), 1.0)
         if (found := mailbox.next_for(name, 1.0)) is not None:
             mailbox.pulled(found, 1.0)
     mailbox.delivered()
     for name, assignment, reply, data in zip(devices, assignments, replies, received, strict=True):
-        mailbox.holds(name, (assignment.assignment_id,), 2.0)
+        mailbox.record_in_flight(name, (assignment.assignment_id,), 2.0)
         mailbox.next_for(name, 2.0)
         mailbox.withdrawn(name)
         mailbox.answered(name, reply, data)

@@ -27,12 +27,12 @@ from typing import ClassVar
 import numpy as np
 
 from thinwire.compression.base import Quantizer, Unbiased
-from thinwire.compression.rotation import LARGEST, SMALLEST, rotate, rotate_back, rotated_blocks, signs
+from thinwire.compression.rotation import MAX_BLOCK, MIN_BLOCK, rotate, rotate_back, rotated_blocks, signs
 from thinwire.core.errors import BadPayload
 from thinwire.core.prng import second_word, uniform
 
 LEVELS = 7  # on either side of 0
-MOST = np.float32(np.finfo(np.float32).max / LARGEST / LEVELS)  # of a scale: a value adds up LARGEST levels
+MAX_SCALE = np.float32(np.finfo(np.float32).max / MAX_BLOCK / LEVELS)  # of a scale: a value adds up MAX_BLOCK levels
 
 
 def parts(size):
@@ -55,7 +55,7 @@ class Spin(Quantizer):
 
     def kind(self):
         # A value's variance is at most scale^2 / 4. In the tail the largest value may hold all of the norm.
-        return Unbiased(SMALLEST / (4 * LEVELS**2))
+        return Unbiased(MIN_BLOCK / (4 * LEVELS**2))
 
     def scales_count(self, size):
         return len(parts(size))
@@ -71,7 +71,7 @@ class Spin(Quantizer):
                 # The word has chosen the signs of the rotation: rounding draws from another one.
                 place = turned * (np.float32(LEVELS) / largest) + uniform(start, stop, second_word(word))
                 symbols[start:stop] = np.clip(np.floor(place), -LEVELS, LEVELS)
-                scales[at] = min(float(np.ldexp(float(largest) / LEVELS / length, exponent)), float(MOST))
+                scales[at] = min(float(np.ldexp(float(largest) / LEVELS / length, exponent)), float(MAX_SCALE))
         return symbols, scales
 
     def dequantize(self, symbols, scales, span, word):
@@ -85,7 +85,7 @@ class Spin(Quantizer):
         return out
 
     def check(self, symbols, scales):
-        if not ((scales >= 0) & (scales <= MOST)).all():
+        if not ((scales >= 0) & (scales <= MAX_SCALE)).all():
             raise BadPayload("a scale that spin never makes", why="it is negative, not finite or out of range")
         if symbols.size and symbols.min() < -LEVELS:
             raise BadPayload(f"a symbol outside -{LEVELS}..{LEVELS}")

@@ -21,7 +21,7 @@ from thinwire.core.serialization import ReplyLimit, reply_to_json
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader
 from thinwire.store import FileSpool
 from thinwire.transport.protocol.http import PUSH
-from thinwire.transport.server.assignments import MAX_MESSAGES, MAX_WAITING
+from thinwire.transport.server.assignments import MAX_MESSAGES, MAX_SPOOLED_REPLIES
 from thinwire.transport.server.connections import CONNECTIONS_OF_ONE
 
 ENDED = 0  # no status: the connection was ended
@@ -124,15 +124,15 @@ def test_an_update_pushed_by_many_at_once_arrives_once(here: Place) -> None:
 def test_a_device_cannot_fill_the_spool(here: Place) -> None:
     liar = Caller(here)
     liar.hello()
-    got = [liar.push(answer("pi-1", f"made-up-{i}", i, b"x"), b"x") for i in range(1, MAX_WAITING + 4)]
-    assert got == [(200, "")] * MAX_WAITING + [(503, "busy")] * 3
+    got = [liar.push(answer("pi-1", f"made-up-{i}", i, b"x"), b"x") for i in range(1, MAX_SPOOLED_REPLIES + 4)]
+    assert got == [(200, "")] * MAX_SPOOLED_REPLIES + [(503, "busy")] * 3
     assert liar.push(answer("pi-1", "made-up-1", 1, b"x"), b"x")[0] == 200, "what is here is answered as before"
     assert here.link("pi-2").hello(hello("pi-2")).name == "pi-2"
     headers = [a for a in answers_now(here.fleet) if isinstance(a, ReplyHeader)]
     here.fleet.ack([headers[0].update_id])
     assert liar.push(answer("pi-1", "made-up", 99, b"x"), b"x")[0] == 200
     here.restart()
-    assert here.fleet._mailbox.waiting("pi-1") == MAX_WAITING
+    assert here.fleet._mailbox.waiting("pi-1") == MAX_SPOOLED_REPLIES
 
 
 @pytest.mark.parametrize("line", [b"POST /", b"POST /tw/v1/hello HTTP/1.1\r\nx: ", b"POST /tw/v1/hello HTTP/1.1\r\n"])

@@ -44,7 +44,7 @@ import numpy as np
 from thinwire.aggregation.lattice_window import Lanes, SupportWalk, Window, padded_size, rotated_blocks, working_memory
 from thinwire.compression.base import BLOCK
 from thinwire.compression.native import each_of, require_writable, threads
-from thinwire.compression.rotation import LARGEST, SMALLEST
+from thinwire.compression.rotation import MAX_BLOCK, MIN_BLOCK
 from thinwire.compression.vector_ops import require_finite
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, SecretRng, word32
@@ -125,8 +125,8 @@ class LatticeTerms:
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= LARGEST_BITS:
             raise ValueError(f"bits = {self.bits} is not in 2 .. {LARGEST_BITS}")
-        if self.rotate and (self.rotate & (self.rotate - 1) or not SMALLEST <= self.rotate <= LARGEST):
-            raise ValueError(f"rotate = {self.rotate} is not 0 or a power of two from {SMALLEST} to {LARGEST}")
+        if self.rotate and (self.rotate & (self.rotate - 1) or not MIN_BLOCK <= self.rotate <= MAX_BLOCK):
+            raise ValueError(f"rotate = {self.rotate} is not 0 or a power of two from {MIN_BLOCK} to {MAX_BLOCK}")
         if self.selected < 1 or self.weight_max < 1 or self.selected * self.weight_max >= 1 << 63:
             raise ValueError(f"{self.selected} clients with weights up to {self.weight_max} do not fit 63 bits")
         if not CLIP_RANGE[0] <= self.clip <= CLIP_RANGE[1]:

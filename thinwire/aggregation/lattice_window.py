@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from thinwire.compression.base import BLOCK, buckets
 from thinwire.compression.native import kernel
-from thinwire.compression.rotation import SMALLEST, rotate, rotate_back, signs
+from thinwire.compression.rotation import MIN_BLOCK, rotate, rotate_back, signs
 from thinwire.compression.vector_ops import MAGNITUDE, bucket_sums, in_order, partial_sums
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def padded_size(coordinates: int, largest: int) -> int:
     >>> padded_size(255_600, 65536), padded_size(300, 65536)
     (258048, 320)
     """
-    smallest = min(max(SMALLEST, _power_below(max(1, coordinates // PADDING_SHARE))), largest)
+    smallest = min(max(MIN_BLOCK, _power_below(max(1, coordinates // PADDING_SHARE))), largest)
     return -(-coordinates // smallest) * smallest
 
 

@@ -26,7 +26,7 @@ from thinwire.core.equipment import Equipment
 from thinwire.core.formatting import p90
 from thinwire.core.types import ReplyHeader
 
-PATIENCE_S = 5.0  # NetworkManager responds within milliseconds, or is stuck
+NETWORK_MANAGER_TIMEOUT_S = 5.0  # NetworkManager responds within milliseconds, or is stuck
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.TYPE,GENERAL.STATE,GENERAL.METERED", "dev", "show")
 VIRTUAL = frozenset({"loopback", "bridge", "dummy", "veth"})  # another device carries their traffic
 
@@ -41,7 +41,7 @@ def metered(link: Literal["auto", "metered", "unmetered"]) -> bool | None:
         done = subprocess.run(
             (program, *NMCLI[1:]),
             capture_output=True,
-            timeout=PATIENCE_S,
+            timeout=NETWORK_MANAGER_TIMEOUT_S,
             env={**os.environ, "LC_ALL": "C"},
             check=True,
         )

@@ -37,7 +37,7 @@ from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHea
 T = TypeVar("T")
 LOOK_S = 0.2  # longest delay until a signal is noticed
 SAVE_S = 600.0  # longest time that state stays unsaved with `durability = "exit"`; a kill loses it
-MAX_WAITING, MAX_WAITING_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
+MAX_PULLED, MAX_PULLED_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
 # An honest aggregator returns a pull at once only with an assignment, or with a withdrawn one, of which there are few.
 QUICK_S, MAX_QUICK, PAUSE_S = 0.05, 16, 1.0
 ADVERTISE_S = 5.0  # longest delay of the next pull, until the model is loaded: no withdrawal is heard meanwhile
@@ -214,7 +214,7 @@ class Loop:
         while not self.ending.is_set():
             with self.inbox.mutex:
                 waiting = [item[0].header_bytes for item in self.inbox.queue if isinstance(item, tuple)]
-            if len(waiting) < MAX_WAITING and sum(waiting) < MAX_WAITING_BYTES:
+            if len(waiting) < MAX_PULLED and sum(waiting) < MAX_PULLED_BYTES:
                 return
             self.ending.wait(LOOK_S)
 

@@ -228,7 +228,7 @@ class Watchdog:
 
 OURS = Path(thinwire.__file__).parent
 OLDEST = (3, 8)
-PATIENCE_S = 60.0  # for one command of another Python: an SD card is slow
+INTERPRETER_TIMEOUT_S = 60.0  # for one command of another Python: an SD card is slow
 PACKAGES = ("numpy", "torch")
 # `thinwire` is loaded by its path: nothing else on this interpreter's path hides it or is hidden by it.
 BEGIN = """
@@ -301,8 +301,8 @@ class Interpreter:
     def _versions_of(self, path: Path) -> Mapping[str, str]:
         try:
             done = subprocess.run(
-                [str(path), "-c", ASK, *PACKAGES], capture_output=True, timeout=PATIENCE_S, env=dict(self.environment),
-                stdin=subprocess.DEVNULL, check=False,
+                [str(path), "-c", ASK, *PACKAGES], capture_output=True, timeout=INTERPRETER_TIMEOUT_S,
+                env=dict(self.environment), stdin=subprocess.DEVNULL, check=False,
             )  # fmt: skip
             found = json.loads(done.stdout)
             python = tuple(int(number) for number in str(found["python"]).split("."))

@@ -235,7 +235,7 @@ class Quantizer(Step):
         """
         return self
 
-    def over(self, starts: tuple[int, ...]) -> Self:
+    def restart_scales_at(self, starts: tuple[int, ...]) -> Self:
         """Return a quantizer of the same frames that begins its scales again at each of `starts`."""
         del starts
         return self
@@ -270,7 +270,7 @@ class Quantizer(Step):
         """Raise BadPayload if a symbol or scale would decode to a value that is not finite.
 
         A quantizer that rotates blocks of n values bounds its scales, because a value is a sum of n levels times the
-        scale: n * largest level * scale must be below float32's largest value. `MOST` in `drive_eden.py` is an example.
+        scale: n * largest level * scale must be below float32's largest value (`MAX_SCALE` in `drive_eden.py`).
         """
 
 
@@ -306,14 +306,14 @@ class Sparsifier(Step):
     """Selects the coordinates to send.
 
     The number of indices is `count(n)` if `fixed`, else at most that. If `seeded`, the word alone decides, and frames
-    carry it instead of the indices. If `looks`, `select` raises NonFiniteUpdate for NaN and infinity.
+    carry it instead of the indices. If `rejects_non_finite`, `select` raises NonFiniteUpdate for NaN and infinity.
     """
 
     role: ClassVar[Role] = "sparsifier"
     leaves_zeros: ClassVar[bool] = True
     fixed: ClassVar[bool] = True
     seeded: ClassVar[bool] = False
-    looks: ClassVar[bool] = False
+    rejects_non_finite: ClassVar[bool] = False
 
     @abstractmethod
     def kind(self) -> ErrorBound:

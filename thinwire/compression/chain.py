@@ -82,14 +82,14 @@ class Chain:
 
     def placed(self, slices: Sequence[Slice]) -> Chain:
         """Return this chain for a vector that holds these slices of tensors one after the other."""
-        return self.over(tuple(accumulate((piece.size for piece in slices[:-1]), initial=0)))
+        return self.restart_scales_at(tuple(accumulate((piece.size for piece in slices[:-1]), initial=0)))
 
-    def over(self, starts: tuple[int, ...]) -> Chain:
+    def restart_scales_at(self, starts: tuple[int, ...]) -> Chain:
         """Return this chain for a vector whose tensors begin at `starts`.
 
         The values that a sparsifier sends count as one tensor.
         """
-        return self if self.sparsifier else replace(self, quantizer=self.quantizer.over(starts))
+        return self if self.sparsifier else replace(self, quantizer=self.quantizer.restart_scales_at(starts))
 
     def under_feedback(self) -> Chain:
         """Return the chain that encodes inside error feedback.
@@ -107,9 +107,9 @@ class Chain:
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
 
     @property
-    def looks(self) -> bool:
+    def rejects_non_finite(self) -> bool:
         """Return True if `write` itself raises NonFiniteUpdate for NaN and infinity."""
-        return self.sparsifier is not None and self.sparsifier.looks
+        return self.sparsifier is not None and self.sparsifier.rejects_non_finite
 
     @property
     def seeded(self) -> bool:
@@ -276,7 +276,7 @@ class SegmentedCodec:
         require_vector(x, self._size(segment))
         if (fused := self._fused(x, None, state, key, segment)) is not None:
             return fused
-        if not all(group.chain.looks for group in self.groups[segment]):
+        if not all(group.chain.rejects_non_finite for group in self.groups[segment]):
             require_finite(x)
         return self._encoded(x, state, key, segment)[0]
 

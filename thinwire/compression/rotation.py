@@ -25,18 +25,18 @@ from thinwire.core.prng import lowbias32
 if TYPE_CHECKING:
     from thinwire.core.types import Vector
 
-LARGEST, SMALLEST = 1 << 16, 1 << 6
+MAX_BLOCK, MIN_BLOCK = 1 << 16, 1 << 6
 
 
 def rotated_blocks(size: int) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of each rotated block.
 
-    >>> [stop - start for start, stop in rotated_blocks(2 * LARGEST + 200)]
+    >>> [stop - start for start, stop in rotated_blocks(2 * MAX_BLOCK + 200)]
     [65536, 65536, 128, 64]
     """
     start = 0
-    while size - start >= SMALLEST:
-        length = min(LARGEST, 1 << (size - start).bit_length() - 1)
+    while size - start >= MIN_BLOCK:
+        length = min(MAX_BLOCK, 1 << (size - start).bit_length() - 1)
         yield start, start + length
         start += length
 

@@ -43,7 +43,7 @@ from thinwire.transport.server.tls import CertificateProvider
 from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
 GRACE_S = 4.0  # time to reconnect for a device whose connection closed
-MOST = ReplyLimit(int(4 * GIB))  # of one reply, if the aggregator sets no limit
+DEFAULT_REPLY_LIMIT = ReplyLimit(int(4 * GIB))  # of one reply, if the aggregator sets no limit
 ADDRESSES = "addresses.json"  # addresses from which devices have signed
 RENEW_S = 20.0  # between two checks of the certificate and of the CAs that devices trust
 HEARD_S = 5.0  # between two records of the last message from each device
@@ -74,7 +74,7 @@ class FlowerFleet:
         guests: Guests | None = None,
         grace_s: float = GRACE_S,
         poll_s: float = POLL_S,
-        limits: ReplyLimits = FixedLimits(MOST),  # immutable
+        limits: ReplyLimits = FixedLimits(DEFAULT_REPLY_LIMIT),  # immutable
         speaks: Range = SPEAKS,
         directory: Path | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ from tests.system.attacks.test_a_hostile_aggregator import (
 )
 from thinwire.client.admission import AdmissionController
 from thinwire.client.errors import CannotReply
-from thinwire.client.loop import LOOK_S, MAX_WAITING, MAX_WAITING_BYTES, PAUSE_S
+from thinwire.client.loop import LOOK_S, MAX_PULLED, MAX_PULLED_BYTES, PAUSE_S
 from thinwire.core.errors import BadPayload
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_text import MAX_VALUES
@@ -255,13 +255,13 @@ def test_what_waits_while_a_device_works_is_bounded_also_where_it_is_withdrawn(t
 
         def another(connection: Answering) -> None:
             given.append(100 + len(given))
-            assignment = packed(dumped(device.assign(given[-1], more="x" * (MAX_WAITING_BYTES // 8))))
+            assignment = packed(dumped(device.assign(given[-1], more="x" * (MAX_PULLED_BYTES // 8))))
             connection.answer(packed(dumped({"cancelled": [f"small-1.{given[-1] - 1}.pi-1"]})) + assignment)
 
         armed.set()
         device.server.assignments.put(device.assign(1, kind="init"))
         assert begun.wait(PATIENCE_S)
-        for _ in range(2 * MAX_WAITING):
+        for _ in range(2 * MAX_PULLED):
             device.server.lies.put(another)
         assert stop.full.wait(PATIENCE_S)
         assert len(given) == 8

@@ -84,7 +84,7 @@ class Delta(Coder):
 
 
 BLOCK = 4096  # numbers that share a parameter
-MOST = 24  # a gap is under 2^24
+MAX_PARAMETER = 24  # of Rice codes: a gap is under 2^24
 RAW = 255
 RICE_BITS = 26  # the most bits of a number that has no raw form
 
@@ -219,9 +219,10 @@ def best(block: Numbers) -> tuple[int, int]:
     >>> best(np.array([90, 110, 100]))
     (6, 24)
     """
-    near = min(int(block.sum() // block.size).bit_length(), MOST)
+    near = min(int(block.sum() // block.size).bit_length(), MAX_PARAMETER)
     tried = [
-        (int((block >> k).sum()) + block.size * (k + 1), k) for k in range(max(0, near - 2), min(near + 1, MOST) + 1)
+        (int((block >> k).sum()) + block.size * (k + 1), k)
+        for k in range(max(0, near - 2), min(near + 1, MAX_PARAMETER) + 1)
     ]
     length, parameter = min(tried)
     return parameter, length
@@ -233,7 +234,7 @@ def _read(data: bytes | memoryview, items: int, raw: int, limit: int) -> Numbers
     count = -(-items // BLOCK)
     parameters = view[:count].astype(np.int64)
     coded = parameters != RAW
-    if (parameters[coded] > MOST).any() or not (raw or coded.all()):
+    if (parameters[coded] > MAX_PARAMETER).any() or not (raw or coded.all()):
         raise BadPayload("a parameter that rice never has")
     sizes = np.full(count, BLOCK)
     sizes[-1:] = items - BLOCK * (count - 1)

@@ -161,7 +161,7 @@ class Eden(FusedQuantizer):
         """Write symbols of `bits` bits each, and the bytes of a float32 for each block, except for the tail."""
         table = np.concatenate([self.levels, self.borders])
         q, factors = symbols.ctypes.data, scales.ctypes.data
-        args = word, self.width, bits, table.ctypes.data, self.divisor, MOST
+        args = word, self.width, bits, table.ctypes.data, self.divisor, MAX_SCALE
         write_in_parts(
             "eden", values, memory, lambda a: (a, *args, _room(), factors + a // GRAIN * 4, q + a * bits // 8)
         )
@@ -196,7 +196,7 @@ class Eden(FusedQuantizer):
         along = _sum(magnitudes.astype(np.float64) * levels[found].astype(np.float64))
         scale = square / along / self.divisor
         negative = (turned < 0) & (levels[found] > 0)
-        return np.where(negative, ~found, found), min(float(np.ldexp(scale, exponent)), float(MOST))
+        return np.where(negative, ~found, found), min(float(np.ldexp(scale, exponent)), float(MAX_SCALE))
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)
@@ -323,7 +323,7 @@ def _sum(values: NDArray[np.float64]) -> float:
     return in_order(partial_sums(values))
 
 
-MOST = np.float32(2.0**108)  # the sum of 2^16 levels of at most 2.74, times this, is finite
+MAX_SCALE = np.float32(2.0**108)  # the sum of 2^16 levels of at most 2.74, times this, is finite
 TAIL = Fp16()
 
 
@@ -376,7 +376,7 @@ def add_tail(scales: Scales, size: int, span: slice, factor: np.float32, adds: b
 def check_scales(spec: str, scales: Scales, size: int) -> None:
     """Raise BadPayload for scales that no encoder makes."""
     factors = factors_of(scales, size)
-    if not ((factors >= 0) & (factors <= MOST)).all():
+    if not ((factors >= 0) & (factors <= MAX_SCALE)).all():
         raise BadPayload(f"a scale that {spec} never makes", why="it is negative, not finite or out of range")
     if rotated_size(size) < size:
         rest = scales[factors.nbytes :]

@@ -57,9 +57,10 @@ class Identity(Quantizer):
 
 
 TOP = 15  # a bucket's largest value is scaled into [2^14, 2^15), where it cannot round over float16's 65504
-LEAST, MOST = -126, 112  # exponents e for which 2^e and 2^-e are normal float32, and no float16 becomes infinity
+# Exponents e for which 2^e and 2^-e are normal float32, and no float16 becomes infinity.
+MIN_EXPONENT, MAX_EXPONENT = -126, 112
 INFINITE = 0x7C00  # the bits of float16's infinity
-LARGEST = 65504.0  # float16's largest value
+MAX_FLOAT16 = 65504.0  # float16's largest value
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,13 @@ class Fp16(FusedQuantizer):
         return buckets(size)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        exponents = np.clip(np.frexp(maxima(values))[1] - TOP, LEAST, MOST).astype(np.int8)
+        exponents = np.clip(np.frexp(maxima(values))[1] - TOP, MIN_EXPONENT, MAX_EXPONENT).astype(np.int8)
         down, symbols = power(-exponents), np.empty(values.size, "<f2")
         for start, stop in blocks(values.size):
             place = scaled(values[start:stop], down, start)
-            if exponents[start // BUCKET : buckets(stop)].max() == MOST:
+            if exponents[start // BUCKET : buckets(stop)].max() == MAX_EXPONENT:
                 # float32's largest values exceed 65504 here, by less than float16's last digit.
-                np.clip(place, -LARGEST, LARGEST, out=place)
+                np.clip(place, -MAX_FLOAT16, MAX_FLOAT16, out=place)
             symbols[start:stop] = place
         return symbols, exponents
 
@@ -112,8 +113,8 @@ class Fp16(FusedQuantizer):
     def check(self, symbols: Symbols, scales: Scales) -> None:
         if not halves_finite(symbols, INFINITE):
             raise BadPayload("a half-precision value that is not finite")
-        if scales.size and (scales.min() < LEAST or scales.max() > MOST):
-            raise BadPayload("an exponent that fp16 never makes", why=f"they lie in {LEAST}..{MOST}")
+        if scales.size and (scales.min() < MIN_EXPONENT or scales.max() > MAX_EXPONENT):
+            raise BadPayload("an exponent that fp16 never makes", why=f"they lie in {MIN_EXPONENT}..{MAX_EXPONENT}")
 
 
 def halves_finite(halves: Symbols, exponent: int) -> bool:

@@ -103,7 +103,7 @@ class LowRank:
         return NoGuarantee()
 
     @property
-    def looks(self) -> bool:
+    def rejects_non_finite(self) -> bool:
         """Return True: factoring a matrix finds NaN and infinity."""
         return True
 
@@ -213,7 +213,7 @@ class LowRank:
         values = self._decoded_parts(reads)
         end = self.step.rank * sum(piece.rows for piece in self._low)
         stop = end + self.step.rank * sum(piece.cols for piece in self._low)
-        if not ((np.abs(values[:end]) <= ROOM).all() and (np.abs(values[end:stop]) <= MOST).all()):
+        if not ((np.abs(values[:end]) <= ROOM).all() and (np.abs(values[end:stop]) <= MAX_FACTOR).all()):
             raise BadPayload(f"a factor that {self.step.spec} never makes", why="it is too large")
         return Factored(values)
 
@@ -280,8 +280,8 @@ def add_part(part: Vector | Product, first: int, last: int, factor: np.float32, 
 
 
 Matrix = NDArray[np.float32]
-LARGEST_RANK = 32
-MOST = np.float32(2.0**120)  # the largest entry of Q: the sum of 32 products with entries of at most ROOM is finite
+MAX_RANK = 32
+MAX_FACTOR = np.float32(2.0**120)  # largest entry of Q: the sum of 32 products with entries of at most ROOM is finite
 ROOM = np.float32(1.01)  # the largest entry of P: at most 1 in an orthonormal column, plus rounding
 DEPENDENT = 1e-6  # a column that keeps less than this share of its norm is rounding error (float32 has 6e-8)
 
@@ -307,7 +307,7 @@ class PowerSgd(Step):
     @classmethod
     def read(cls, argument: str | None) -> PowerSgd:
         """Make the stage from its argument, the rank."""
-        return cls(read_whole("powersgd", argument, 1, LARGEST_RANK, 4))
+        return cls(read_whole("powersgd", argument, 1, MAX_RANK, 4))
 
     @property
     def spec(self) -> str:
@@ -337,8 +337,8 @@ class PowerSgd(Step):
         left = orthonormal(matrix @ np.asfortranarray(before * down))
         with np.errstate(over="ignore", invalid="ignore"):
             right = (left.T @ matrix).T  # not matrix.T @ left: here BLAS reads the rows in memory order
-            if not float(largest) * matrix.shape[0] <= MOST:
-                right = np.clip(np.nan_to_num(right, nan=0.0), -MOST, MOST)
+            if not float(largest) * matrix.shape[0] <= MAX_FACTOR:
+                right = np.clip(np.nan_to_num(right, nan=0.0), -MAX_FACTOR, MAX_FACTOR)
         return left, right
 
     def warm(self, right: Matrix) -> Matrix:

@@ -181,7 +181,7 @@ class Ternary(FusedQuantizer):
         """Return the quantizer that rounds to nearest, with a maximum for each bucket."""
         return replace(self, nearest=True)
 
-    def over(self, starts: tuple[int, ...]) -> Ternary:
+    def restart_scales_at(self, starts: tuple[int, ...]) -> Ternary:
         """Return a quantizer that begins its scales again at each of `starts`."""
         return replace(self, starts=starts)
 

@@ -78,7 +78,7 @@ class TopK(RatioSparsifier):
 
     examples: ClassVar[tuple[str, ...]] = ("topk(0.01)", "topk(0.3)", "topk(1)")
     paper: ClassVar[str] = "Stich et al. 2018"
-    looks: ClassVar[bool] = True  # NaN and infinity have the largest bits, so they are always selected
+    rejects_non_finite: ClassVar[bool] = True  # NaN and infinity have the largest bits, so they are always selected
 
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
         count = self.count(values.size)
@@ -132,7 +132,7 @@ def guessed(values: Vector, count: int) -> tuple[np.uint32, float]:
     return np.uint32(np.partition(sample, size - rank)[size - rank]), rank / size
 
 
-LARGEST = np.finfo(np.float32).max
+MAX_FLOAT32 = np.finfo(np.float32).max
 ROUNDS = 4
 GOLDEN = 0x9E3779B9
 
@@ -174,7 +174,7 @@ class RandK(RatioSparsifier, SeededSparsifier):
         if self.unbiased:
             with np.errstate(over="ignore"):
                 sent *= np.float32(values.size / max(1, places.size))
-            np.clip(sent, -LARGEST, LARGEST, out=sent)
+            np.clip(sent, -MAX_FLOAT32, MAX_FLOAT32, out=sent)
         return places, sent
 
     def places(self, size: int, word: int) -> Indices:
@@ -195,7 +195,7 @@ def _permuted(numbers: NDArray[np.uint32], half: int, word: int) -> NDArray[np.u
     return left << bits | right
 
 
-LARGEST_SEGMENT = 1 << 24  # values
+MAX_SEGMENT = 1 << 24  # values
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Threshold(Sparsifier):
     examples: ClassVar[tuple[str, ...]] = ("threshold(2.5)", "threshold(0.5)")
     paper: ClassVar[str] = "Strom 2015"
     fixed: ClassVar[bool] = False
-    looks: ClassVar[bool] = True  # NaN and infinity make the mean square not finite
+    rejects_non_finite: ClassVar[bool] = True  # NaN and infinity make the mean square not finite
     times: Decimal
 
     @classmethod
@@ -222,7 +222,7 @@ class Threshold(Sparsifier):
         return f"threshold({self.times:f})"
 
     def kind(self) -> ErrorBound:
-        return Contractive(max(1 - float(self.times) ** 2, 1 / LARGEST_SEGMENT))
+        return Contractive(max(1 - float(self.times) ** 2, 1 / MAX_SEGMENT))
 
     def count(self, size: int) -> int:
         """Return the largest number of values that are sent, which is `size`."""

@@ -210,7 +210,7 @@ T = TypeVar("T")
 THREADS_VARIABLE = "THINWIRE_THREADS"
 GRAIN = 1 << 16  # elements: parts begin at multiples of it, which are whole buckets
 LEAST = 1 << 18  # elements: less work is not worth another thread
-MOST = 1024
+MAX_THREADS = 1024
 
 # For the calling thread: set by `using_threads`; negative, by `planned_threads`.
 _said: ContextVar[int] = ContextVar("threads", default=0)
@@ -230,8 +230,10 @@ def of_environment() -> int:
 
 @functools.cache
 def _read(said: str) -> int:
-    if not (said.isascii() and said.isdigit() and int(said) <= MOST):
-        raise UsageError(f"{THREADS_VARIABLE}={said} is not valid", why=f"it is a number up to {MOST}, 0 for all cores")
+    if not (said.isascii() and said.isdigit() and int(said) <= MAX_THREADS):
+        raise UsageError(
+            f"{THREADS_VARIABLE}={said} is not valid", why=f"it is a number up to {MAX_THREADS}, 0 for all cores"
+        )
     return int(said) or cores()
 
 
@@ -303,8 +305,8 @@ def using_threads(count: int) -> ThreadCount:
 
 
 def planned_threads(count: int) -> ThreadCount:
-    """Return a context that uses the plan's number of threads, at most `MOST`, unless the environment sets another."""
-    return ThreadCount(-min(count, MOST))  # small vectors are not divided, so nobody asks for the environment
+    """Return a context that uses the plan's threads, at most `MAX_THREADS`, unless the environment sets a number."""
+    return ThreadCount(-min(count, MAX_THREADS))  # small vectors are not divided, so nobody asks for the environment
 
 
 if hasattr(os, "register_at_fork"):

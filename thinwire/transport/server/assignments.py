@@ -81,7 +81,7 @@ class PullRoute:
             raise ApiError(401, "hello", "this process has not said hello here")
         self._presence.listen(connection, request.wire)
         connection.turn += 1
-        self._mailbox.holds(connection.device, wanted.held, self._clock.wall())
+        self._mailbox.record_in_flight(connection.device, wanted.held, self._clock.wall())
         with self._presence.call(row.name, waits=True):
             outstanding, withdrawn = await self._wait(request, connection, min(max(wanted.wait_s, 0.0), self._most_s))
             if self._authenticator.still(row).name != connection.device:
@@ -209,7 +209,7 @@ async def read(path: Path, start: int, length: int) -> AsyncIterator[tuple[bytes
 RUN_ID = re.compile(RUN)  # a run's id names a folder of the spool
 MAX_TEXT = 2000
 MAX_MESSAGES = 4  # of phases, of one device, in memory until the next poll
-MAX_WAITING = 64  # replies of one device in the spool: a round has one, and possibly a late one
+MAX_SPOOLED_REPLIES = 64  # replies of one device in the spool: a round has one, and possibly a late one
 
 
 class ReplyReceiver:
@@ -288,8 +288,10 @@ class ReplyReceiver:
 
     def require_room(self, device: str, arriving: int) -> None:
         """Raise `ApiError` 503 if too many replies of the device wait for aggregation, `arriving` ones included."""
-        if self._mailbox.waiting(device) + arriving >= MAX_WAITING:
-            raise ApiError(503, "busy", f"{MAX_WAITING} replies of {device} are not aggregated yet", retry_after_s=5.0)
+        if self._mailbox.waiting(device) + arriving >= MAX_SPOOLED_REPLIES:
+            raise ApiError(
+                503, "busy", f"{MAX_SPOOLED_REPLIES} replies of {device} are not aggregated yet", retry_after_s=5.0
+            )
 
     async def keep(self, draft: Path, header: ReplyHeader, received: bytes, began_at: float) -> None:
         """Commit the reply whose checked parts are complete in `draft`, and queue it for the fleet.

@@ -135,7 +135,7 @@ class Mailbox:
             with self._changed:
                 self._take(outstanding, at)
 
-    def holds(self, device: str, held: Collection[str], at: float) -> None:
+    def record_in_flight(self, device: str, held: Collection[str], at: float) -> None:
         """Record the assignments that the device reports as received.
 
         After an aggregator restart this is the only evidence that they were delivered.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.peers_in_torch.peer import Parts, Peer
-from thinwire.compression.codecs.drive_eden import LEVELS
+from thinwire.compression.normal_values import LEVELS
 
 SIDE = 64
 BLOCK = SIDE * SIDE

@@ -10,18 +10,10 @@ import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
 from thinwire.compression import Codec, Contractive, Unbiased, feedback, native, parse
-from thinwire.compression.codecs.drive_eden import ERRORS, LEVELS, Drive, Eden
+from thinwire.compression.codecs.drive_eden import Drive, Eden
 from thinwire.compression.feedback import ef21
-from thinwire.compression.rotation import (
-    bits_beyond,
-    block_sizes,
-    hadamard,
-    rotate,
-    rotate_back,
-    signs,
-    threshold,
-    variance_beyond,
-)
+from thinwire.compression.normal_values import ERRORS, LEVELS, bits_beyond, threshold, variance_beyond
+from thinwire.compression.rotation import block_sizes, hadamard, rotate, rotate_back, signs
 from thinwire.core import Key
 from thinwire.core.errors import CodecError
 from thinwire.core.prng import second_word, uniform

@@ -1,20 +1,16 @@
-"""The random rotation of `drive`, `eden(b)` and the lattice, and facts about the normal values that it makes.
+"""The random rotation of `drive`, `eden(b)` and the lattice: random signs, then a Hadamard transform.
 
 A vector is cut into blocks of 2^16, then into the powers of two of the rest, down to 64; a tail of fewer than 64 values
 is not rotated. The rotation is D, signs drawn from the seed, then H, a Hadamard transform. A rotated block is nearly
 normal whatever it was (Ailon and Chazelle 2009).
 
 Invariant: the bits are final. Butterflies have the distances 1, 2, 4, .., each an addition and a subtraction in
-float32, without scaling. So `rotate` multiplies norms by the root of the block's size, and `rotate_back` of `rotate`
-multiplies by the size itself.
+float32, without scaling. So `rotate` multiplies norms by the root of the block's size.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,7 +60,14 @@ def rotate(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
 
 
 def rotate_back(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
-    """Return D H x of one block; the transform is its own inverse except for a factor of the block's size."""
+    """Return D H x of one block, without scaling: the caller divides by the block's size.
+
+    `rotate_back(rotate(x, drawn), drawn)` is x times the number of values in the block, up to rounding.
+
+    >>> drawn, x = signs(0, 64, word=1), np.arange(64, dtype=np.float32)
+    >>> bool(np.array_equal(rotate_back(rotate(x, drawn), drawn) / 64, x))
+    True
+    """
     back: Vector = (hadamard(values).view(np.uint32) ^ drawn).view(np.float32)
     return back
 
@@ -93,44 +96,3 @@ def _butterflies(rows: NDArray[np.float32]) -> NDArray[np.float32]:
         rows = out.reshape(rows.shape)
         distance *= 2
     return rows
-
-
-def share_beyond(t: float) -> float:
-    """Return the share of normal values whose magnitude is at least `t` standard deviations."""
-    return math.erfc(t / math.sqrt(2))
-
-
-def bits_beyond(t: float) -> float:
-    """Return the entropy in bits a value of which normal values are beyond `t`, and of their signs.
-
-    >>> round(bits_beyond(2.5), 3)
-    0.109
-    """
-    p = share_beyond(t)
-    return p - p * math.log2(p) - (1 - p) * math.log1p(-p) / math.log(2)
-
-
-def variance_beyond(t: float) -> float:
-    """Return E||y - x||^2 / ||x||^2 for normal x, if y has the signs of x beyond `t`, and <x, y> = ||x||^2.
-
-    >>> round(variance_beyond(2.5), 2)
-    9.11
-    """
-    density = math.exp(-t * t / 2) / math.sqrt(2 * math.pi)
-    return share_beyond(t) / (4 * density**2) - 1
-
-
-@functools.cache
-def threshold(rate: Decimal) -> float:
-    """Return the threshold t at which normal values take `rate` bits each, the nearest multiple of 1/4096.
-
-    So coarse a grid gives each machine the same t, whatever the last bits of its exponentials are.
-
-    >>> threshold(Decimal("0.109"))
-    2.49951171875
-    """
-    low, high = 0.6, 6.0  # bits fall from 1.54 to 7e-8
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if bits_beyond(middle) > rate else (low, middle)
-    return round(low * 4096) / 4096

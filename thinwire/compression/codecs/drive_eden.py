@@ -27,31 +27,13 @@ from thinwire.compression.codecs import read_number, read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
 from thinwire.compression.codecs.pack_zstd import SparseSymbols
 from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored
-from thinwire.compression.rotation import (
-    block_sizes,
-    rotate,
-    rotate_back,
-    rotated_blocks,
-    rotated_size,
-    signs,
-    threshold,
-    variance_beyond,
-)
+from thinwire.compression.normal_values import ERRORS, LEVELS, threshold, variance_beyond
+from thinwire.compression.rotation import block_sizes, rotate, rotate_back, rotated_blocks, rotated_size, signs
 from thinwire.compression.vector_ops import Memory, in_order, partial_sums, write_in_parts
 from thinwire.core.errors import BadPayload, CodecError
 
 if TYPE_CHECKING:
     from thinwire.core.types import Vector
-
-# Lloyd-Max levels of the standard normal distribution (Lloyd 1982; Max 1960), the positive half, as float32, and their
-# mean squared error.
-LEVELS = {
-    1: (0.79788458,),
-    2: (0.45278004, 1.51041758),
-    3: (0.24509411, 0.75600529, 1.34390926, 2.15194559),
-    4: (0.12839504, 0.38804829, 0.65675914, 0.94234043, 1.25623119, 1.61804640, 2.06901717, 2.73258948),
-}
-ERRORS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
 
 
 @dataclass(frozen=True)

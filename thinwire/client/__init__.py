@@ -4,6 +4,7 @@ Read the files in this order:
 
     agent           the service: `serve` starts the loop, and handles signals and output
     loop            pull an assignment, have it handled, push the reply
+    reloader        reload the tasks and the policy between two assignments
     handler         one assignment, one committed reply
     outbox          exactly-once delivery and overlap, as pure steps from one state to the next
     run_state       the state of one run, and its commit to disk

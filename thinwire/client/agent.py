@@ -21,10 +21,11 @@ from thinwire.client.calls import Retrier, Say
 from thinwire.client.errors import CannotReply
 from thinwire.client.executor import Executor, Worker
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.loop import Loop, Reloader
+from thinwire.client.loop import DeviceFacts, Loop
 from thinwire.client.personal import executor_for
 from thinwire.client.personal_files import SharedModels
 from thinwire.client.policy import Policy
+from thinwire.client.reloader import Reloader
 from thinwire.client.secure import MAX_REQUEST_BYTES, SecureIdentity
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
@@ -77,16 +78,15 @@ def serve(
         for task in tasks
     }
     with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
-        upkeep, here = Reloader(admission, worker, reload, reread), installed() if worker is None else {}
-        calls = Retrier(ending, tell, give_up=once)
+        here = installed() if worker is None else {}
 
         def said() -> Mapping[str, str]:
             return versions(admission.policy, worker.versions if worker is not None else here)
 
         carries = tuple(sorted(secure.carries)) if secure is not None else ()
-        loop = Loop(
-            link, handlers, name, said, tell, once, ending, calls, admission.plans.digests, upkeep, has, carries
-        )
+        facts = DeviceFacts(name, said, has, admission.plans.digests, carries)
+        calls, reloader = Retrier(ending, tell, give_up=once), Reloader(admission, worker, reload, reread)
+        loop = Loop(link, handlers, facts, calls, reloader, say=tell, once=once, ending=ending)
         if worker is not None:
             worker.stopping = ending.is_set
         try:

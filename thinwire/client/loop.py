@@ -3,8 +3,8 @@
 `Loop` works in the calling thread and pulls in a second one, which answers the phases of secure rounds at once. If the
 plan has overlap or secure aggregation, a third thread finishes and pushes replies (`BackgroundSender` in calls.py).
 
-Between two assignments `Reloader` gives memory back and reloads the tasks' code and the owner's policy if the owner
-requested it.
+Between two assignments the loop saves what is due, calls the `Reloader` (reloader.py), and reports changes of this
+device.
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from thinwire.client.admission import AdmissionController
 from thinwire.client.calls import BackgroundSender, Handover, Retrier, Say, ShuttingDown, sent
-from thinwire.client.errors import CannotReply
 from thinwire.client.execute import Begun
-from thinwire.client.executor import Worker
 from thinwire.client.handler import Answer, AssignmentHandler
-from thinwire.client.policy import Policy
+from thinwire.client.reloader import Reloader
 from thinwire.client.train.errors import Cancelled
-from thinwire.core.equipment import NOTHING_SAID, Equipment
+from thinwire.core.equipment import Equipment
 from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.formatting import plain
@@ -45,37 +42,50 @@ NO_TASK = "no such task on this device"
 BACK_S = 1.0  # wait of the first pull after an outage: its return ends the outage, and a person may be waiting for it
 
 
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a hello reports of the device, beside its tasks and runs.
+
+    `versions` and `has` are called for each hello: versions, and memory, power and the like. `plans` are the digests of
+    the plans that it keeps, `secure` is what it can do in secure rounds.
+    """
+
+    name: str
+    versions: Callable[[], Mapping[str, str]]
+    has: Callable[[], Equipment]
+    plans: tuple[str, ...]
+    secure: tuple[str, ...]
+
+
 class Loop:
     """The loop of a client: pull, train, push, until it is told to stop.
 
-    `run` works in the calling thread and pulls in another one. `versions` and `has` return what a hello reports:
-    versions, and memory, power and the like. With `once` the loop ends after a run. `ending` is set to stop it.
+    `run` works in the calling thread and pulls in another one. With `once` the loop ends after a run. `ending` is set
+    to stop it.
     """
 
     def __init__(
         self,
         link: Link,
         handlers: Mapping[str, AssignmentHandler],
-        name: str,
-        versions: Callable[[], Mapping[str, str]],
+        facts: DeviceFacts,
+        calls: Retrier,
+        reloader: Reloader,
+        *,
         say: Say,
         once: bool,
         ending: threading.Event,
-        calls: Retrier,
-        plans: tuple[str, ...] = (),
-        upkeep: Reloader | None = None,
-        has: Callable[[], Equipment] = lambda: NOTHING_SAID,
-        secure: tuple[str, ...] = (),
     ) -> None:
-        self.link, self.handlers, self.name, self.once, self.ending = link, handlers, name, once, ending
-        self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
+        self.link, self.handlers, self.facts, self.once, self.ending = link, handlers, facts, once, ending
+        self.say, self.calls, self._reloader = say, calls, reloader
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at, self._works = 25.0, time.monotonic(), False
         self._runs_seen: set[str] = set()  # runs of which this process received an assignment
         kept = {run: identity for task, one in handlers.items() for run, identity in one.kept.open_runs(task).items()}
         self.hello = Hello(
-            name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has(), open_runs=kept, secure=secure
-        )
+            facts.name, uuid.uuid4().hex, self._reports(), facts.versions(), plans=facts.plans, has=facts.has(),
+            open_runs=kept, secure=facts.secure,
+        )  # fmt: skip
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
         self._background_sender = BackgroundSender(self.inbox.put, ending)
         self._advertisements = Handover(ending)
@@ -131,10 +141,8 @@ class Loop:
         if time.monotonic() - self._saved_at >= SAVE_S:
             self._saved_at = time.monotonic()
             self._in_turn(self.save)
-        if self._upkeep is None:
-            return
-        self._upkeep.look(self.say)
-        hello = replace(self.hello, tasks=self._reports(), versions=self._versions(), has=self._has())
+        self._reloader.look(self.say)
+        hello = replace(self.hello, tasks=self._reports(), versions=self.facts.versions(), has=self.facts.has())
         if hello != self.hello:
             self.hello = hello
             self._warn()
@@ -207,7 +215,7 @@ class Loop:
         finally:
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
-        return Failure("task-missing", NO_TASK, assignment.assignment_id, self.name, identity=assignment.identity)
+        return Failure("task-missing", NO_TASK, assignment.assignment_id, self.facts.name, identity=assignment.identity)
 
     def _wait_for_room(self) -> None:
         """Wait until the inbox has room. A withdrawn assignment takes its place there until its turn comes."""
@@ -272,7 +280,8 @@ class Loop:
                 f"{assignment.run}: assignment for the task {assignment.task!r}; here is {', '.join(self.handlers)}"
             )
             identity = assignment.identity
-            self._push(None, Failure("task-missing", NO_TASK, assignment.assignment_id, self.name, identity=identity))
+            missing = Failure("task-missing", NO_TASK, assignment.assignment_id, self.facts.name, identity=identity)
+            self._push(None, missing)
             return
 
         def cancelled() -> bool:
@@ -344,57 +353,3 @@ class Loop:
         if handler is not None:  # an interrupted or refused upload does not show how long one takes
             handler.delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
         return taken
-
-
-class Reloader:
-    """The reloader of a client, called between two assignments.
-
-    `wished` is set by `thinwire client reload`; `reread` returns the owner's policy from its file.
-
-    Invariant: the client continues, whatever is wrong with the new code or policy. It keeps the policy that it had, and
-    assignments fail with the error of the code.
-    """
-
-    def __init__(
-        self,
-        admission: AdmissionController,
-        worker: Worker | None = None,
-        wished: threading.Event | None = None,
-        reread: Callable[[], Policy] | None = None,
-    ) -> None:
-        self.admission, self.worker = admission, worker
-        self._wished, self._reread = wished or threading.Event(), reread
-
-    def look(self, say: Say) -> None:
-        """Reload if that was requested, and give the worker's memory back if it is idle."""
-        if self._wished.is_set():
-            self._wished.clear()
-            self._reload_policy(say)
-            self._reload_tasks(say)
-        if self.worker is not None:
-            self.worker.rest()
-
-    def _reload_policy(self, say: Say) -> None:
-        if self._reread is None:
-            return
-        try:
-            policy = self._reread()
-        except ThinwireError as error:
-            say(f"the policy stays as it was: {error}")
-            return
-        if policy != self.admission.policy:
-            self.admission.renew(policy)
-            say(f"the policy is another one now: {policy.digest}")
-
-    def _reload_tasks(self, say: Say) -> None:
-        if self.worker is None:
-            return
-        say("importing the tasks again")
-        try:
-            self.worker.restart()
-        except (ThinwireError, CannotReply, ImportError, Cancelled) as error:  # the next assignment tries again
-            say(f"the tasks are not imported: {error}")
-            return
-        for task in self.worker.described:
-            if not task.report.error:
-                say(f"the task {task.name} is {task.version} {task.source_digest[:12]}".replace("  ", " "))

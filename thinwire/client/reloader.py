@@ -1,0 +1,72 @@
+"""Reload the tasks' code and the owner's policy between two assignments, if the owner requested it.
+
+`thinwire client reload` sends a signal, whose handler sets an event. `Loop` (client/loop.py) calls `Reloader.look`, which
+also gives back the memory of a worker that has been idle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from thinwire.client.admission import AdmissionController
+from thinwire.client.calls import Say
+from thinwire.client.errors import CannotReply
+from thinwire.client.executor import Worker
+from thinwire.client.policy import Policy
+from thinwire.client.train.errors import Cancelled
+from thinwire.core.errors import ThinwireError
+
+
+class Reloader:
+    """The reloader of a client, called between two assignments.
+
+    `wished` is set by `thinwire client reload`; `reread` returns the owner's policy from its file.
+
+    Invariant: the client continues, whatever is wrong with the new code or policy. It keeps the policy that it had, and
+    assignments fail with the error of the code.
+    """
+
+    def __init__(
+        self,
+        admission: AdmissionController,
+        worker: Worker | None = None,
+        wished: threading.Event | None = None,
+        reread: Callable[[], Policy] | None = None,
+    ) -> None:
+        self.admission, self.worker = admission, worker
+        self._wished, self._reread = wished or threading.Event(), reread
+
+    def look(self, say: Say) -> None:
+        """Reload if that was requested, and give the worker's memory back if it is idle."""
+        if self._wished.is_set():
+            self._wished.clear()
+            self._reload_policy(say)
+            self._reload_tasks(say)
+        if self.worker is not None:
+            self.worker.rest()
+
+    def _reload_policy(self, say: Say) -> None:
+        if self._reread is None:
+            return
+        try:
+            policy = self._reread()
+        except ThinwireError as error:
+            say(f"the policy stays as it was: {error}")
+            return
+        if policy != self.admission.policy:
+            self.admission.renew(policy)
+            say(f"the policy is another one now: {policy.digest}")
+
+    def _reload_tasks(self, say: Say) -> None:
+        if self.worker is None:
+            return
+        say("importing the tasks again")
+        try:
+            self.worker.restart()
+        except (ThinwireError, CannotReply, ImportError, Cancelled) as error:  # the next assignment tries again
+            say(f"the tasks are not imported: {error}")
+            return
+        for task in self.worker.described:
+            if not task.report.error:
+                say(f"the task {task.name} is {task.version} {task.source_digest[:12]}".replace("  ", " "))

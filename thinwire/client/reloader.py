@@ -1,7 +1,7 @@
 """Reload the tasks' code and the owner's policy between two assignments, if the owner requested it.
 
-`thinwire client reload` sends a signal, whose handler sets an event. `Loop` (client/loop.py) calls `Reloader.look`, which
-also gives back the memory of a worker that has been idle.
+`thinwire client reload` sends a signal, whose handler sets an event. `Loop` (client/loop.py) calls `Reloader.look`,
+which also gives back the memory of a worker that has been idle.
 """
 
 from __future__ import annotations

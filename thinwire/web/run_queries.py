@@ -339,7 +339,7 @@ def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
 
 
 def _point(row: PointRow) -> round_schemas.CurvePoint:
-    """Return a point of the run's curves, in seven significant figures: the page rounds them to fewer."""
+    """Return a point of the run's curves, in seven significant figures: the dashboard rounds them to fewer."""
     return round_schemas.CurvePoint(
         round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
         clipped=row.clipped, **_drawn(row),

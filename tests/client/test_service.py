@@ -162,7 +162,7 @@ def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Runni
     assert polled(running.fleet, ReplyHeader).update_id.sequence == 2
     running.stop.set()
     thread.join(60)
-    told = [line for line in running.said if "sent" in line or "taken" in line or line.startswith("error")]
+    told = [line for line in running.said if "sent" in line or "accepted" in line or line.startswith("error")]
     assert told[:2] == [refused.text(), "round 1: its reply was not accepted"]
     assert [line[:13] for line in told[2:]] == ["round 2: sent"]
     assert measured == [2], "how long a refusal took is no upload's time"

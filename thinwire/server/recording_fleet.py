@@ -38,12 +38,117 @@ def ignore_event(run_id: str, event: Event) -> None:
     """Report nothing."""
 
 
+class UndrivenCommands:
+    """Carries out the commands about runs without a driver, and about runs that are over.
+
+    A run has no driver while it waits in the queue, after a restart that left it paused, and once it is over. A run
+    with a driver reads its commands itself, and so does the process that simulates a run.
+    """
+
+    def __init__(
+        self, fleet: Fleet, store: Store, clock: Clock, commands: CommandQueue, home: AggregatorHome | None
+    ) -> None:
+        self._fleet, self._store, self._clock, self._commands, self._home = fleet, store, clock, commands, home
+        self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
+        self.with_reserve: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.driven: Container[str] = ()  # the runs that have a driver
+        self.presence = ConnectedDevices()
+
+    @property
+    def is_deleting(self) -> bool:
+        """Return True if a run is deleted in part: the next step can follow at once."""
+        return bool(self._removals)
+
+    def change_undriven(self) -> None:
+        """Stop, pause and resume runs without a driver, as commanded."""
+        for command in self._commands.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run", EVALUATED):
+            kind, run_id = command.kind, command.run_id
+            if self._store.deleted_run(run_id) is not None:
+                self._commands.answer(command, {})
+                continue
+            row = self._store.run(run_id)
+            others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
+            others |= kind == EVALUATED  # the run's driver records it, once it has one
+            others |= kind in ("stop-after-round", "pause-run") and self._ends_a_round(row)
+            if row.status in ENDED or not others:  # else another process or a driver carries it out
+                self._change(kind, row)
+                self._commands.answer(command, {})
+
+    def _ends_a_round(self, row: RunRow) -> bool:
+        """Return True if the run has an open round, or its last evaluation is due. Its next driver ends either.
+
+        A restart may leave such a run without a driver, because it no longer fits in beside the others.
+        """
+        opened, _ = self._store.round_count(row.run_id)
+        return row.status != "paused" and (opened > row.rounds_closed or row.version >= row.rounds_total)
+
+    def _change(self, kind: str, row: RunRow) -> None:
+        """Stop, pause or resume a run without a driver; one that is over stays as it is."""
+        made = f"after {row.version} of {counted(row.rounds_total, 'round')}"
+        begun = made if row.rounds_closed else "before it began"
+        now, run_id = self._clock.wall(), row.run_id
+        if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
+            close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
+            self._fleet.drop_uploads(run_id)
+            clients = {client.device for client in self._store.clients(run_id)}
+            notify(self._fleet, row, {device: () for device in self.presence.devices if device in clients})
+        elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
+            self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
+        elif kind == "resume-run" and row.status == "paused":
+            self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
+
+    def change_ended(self) -> None:
+        """Delete runs that are over, and give them more rounds, as commanded."""
+        for command in self._commands.about_runs("delete-run", "extend-run") if self._home is not None else ():
+            assert self._home is not None
+            try:
+                (self._remove if command.kind == "delete-run" else self._extend)(command, self._home)
+            except NotWritten:
+                raise
+            except Exception as error:  # would else end the service, and each next start of it
+                traceback.print_exception(error)
+                said = f"a defect of Thinwire: {type(error).__name__}: {error}"
+                self._commands.answer(command, ThinwireError(said, why="its traceback is in the log").as_result())
+
+    def _remove(self, command: CommandRow, home: AggregatorHome) -> None:
+        """Do the next step of a command to delete a run, and answer it after the last one, or with a refusal."""
+        steps = self._removals.get(command.id)
+        if steps is None:
+            drop = self._fleet.drop_uploads
+            steps = self._removals[command.id] = deletion_steps(self._store, home, command.run_id, command.who, drop)
+        try:
+            with self.with_reserve():  # what is deleted makes space
+                next(steps)
+            return
+        except StopIteration:
+            result: dict[str, Any] = {}
+        except NotWritten:
+            del self._removals[command.id]
+            raise
+        except ThinwireError as error:
+            result = error.as_result()
+        del self._removals[command.id]
+        self._commands.answer(command, result)
+
+    def _extend(self, command: CommandRow, home: AggregatorHome) -> None:
+        """Carry out a command to give a run that is over more rounds; a refusal is the command's result."""
+        rounds, sets = int(command.args["rounds"]), dict(command.args.get("sets") or {})
+        try:
+            row = extend_run(self._store, home, command.run_id, rounds, sets, command.who, command.id, self._clock.wall)
+            result: dict[str, Any] = {"rounds": row.rounds_total}
+        except NotWritten:
+            raise
+        except ThinwireError as error:
+            result = error.as_result()
+        self._commands.answer(command, result)
+
+
 class RecordingFleet:
     """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
 
-    It also carries out the commands that no driver of a run does: it revokes devices, stops, pauses and resumes runs
-    without a driver, and deletes and extends runs that are over. A command to revoke is answered at the poll after the
-    one that carried it out. By then all consequences are recorded.
+    It also carries out the commands that no driver of a run does: it revokes devices, and leaves those about runs to
+    `UndrivenCommands`. A command to revoke is answered at the poll after the one that carried it out. By then all
+    consequences are recorded.
     """
 
     def __init__(
@@ -51,16 +156,12 @@ class RecordingFleet:
         on_event: OnEvent = ignore_event,
     ) -> None:  # fmt: skip
         self._fleet, self._store, self._clock, self._commands = fleet, store, clock, commands
-        self._on_event = on_event
+        self.undriven, self._on_event = UndrivenCommands(fleet, store, clock, commands, home), on_event
         self._revoking: list[CommandRow] = []
-        self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
         self._home, self._looked_at = home, -PROCESSES_CHECK_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
         self._unrecorded = list[Arrival]()  # since the disk was full
         self.on_full: Callable[[NotWritten], None] = raise_error  # what to do where the disk is full
-        self.with_reserve: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        self.driven: Container[str] = ()  # the runs that have a driver
-        self.presence = ConnectedDevices()
         self._online = set[str]()  # devices that are recorded as online
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
@@ -82,9 +183,9 @@ class RecordingFleet:
         """
         quick = False  # whether there is more to do at once
         try:
-            for step in (self._revoke, self._carry_out, self._change_ended, self._end_abandoned):
+            for step in (self._revoke, self.undriven.change_undriven, self.undriven.change_ended, self._end_abandoned):
                 step()
-            quick = bool(self._revoking or self._removals)
+            quick = bool(self._revoking) or self.undriven.is_deleting
         except NotWritten as error:
             self.on_full(error)
         arrivals, recorded = [*self._unrecorded], list[Arrival]()
@@ -137,89 +238,6 @@ class RecordingFleet:
         """Write the pending delivery events; if the disk is full, the next call tries again."""
         with contextlib.suppress(NotWritten):
             self._store.record_noted()
-
-    def _carry_out(self) -> None:
-        """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
-        for command in self._commands.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run", EVALUATED):
-            kind, run_id = command.kind, command.run_id
-            if self._store.deleted_run(run_id) is not None:
-                self._commands.answer(command, {})
-                continue
-            row = self._store.run(run_id)
-            others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
-            others |= kind == EVALUATED  # the run's driver records it, once it has one
-            others |= kind in ("stop-after-round", "pause-run") and self._ends_a_round(row)
-            if row.status in ENDED or not others:  # else another process or a driver carries it out
-                self._change(kind, row)
-                self._commands.answer(command, {})
-
-    def _ends_a_round(self, row: RunRow) -> bool:
-        """Return True if the run has an open round, or its last evaluation is due. Its next driver ends either.
-
-        A restart may leave such a run without a driver, because it no longer fits in beside the others.
-        """
-        opened, _ = self._store.round_count(row.run_id)
-        return row.status != "paused" and (opened > row.rounds_closed or row.version >= row.rounds_total)
-
-    def _change(self, kind: str, row: RunRow) -> None:
-        """Stop, pause or resume a run without a driver; one that is over stays as it is."""
-        made = f"after {row.version} of {counted(row.rounds_total, 'round')}"
-        begun = made if row.rounds_closed else "before it began"
-        now, run_id = self._clock.wall(), row.run_id
-        if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
-            close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
-            self._fleet.drop_uploads(run_id)
-            clients = {client.device for client in self._store.clients(run_id)}
-            notify(self._fleet, row, {device: () for device in self.presence.devices if device in clients})
-        elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
-            self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
-        elif kind == "resume-run" and row.status == "paused":
-            self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
-
-    def _change_ended(self) -> None:
-        """Carry out the commands about runs that are over."""
-        for command in self._commands.about_runs("delete-run", "extend-run") if self._home is not None else ():
-            assert self._home is not None
-            try:
-                (self._remove if command.kind == "delete-run" else self._extend)(command, self._home)
-            except NotWritten:
-                raise
-            except Exception as error:  # would else end the service, and each next start of it
-                traceback.print_exception(error)
-                said = f"a defect of Thinwire: {type(error).__name__}: {error}"
-                self._commands.answer(command, ThinwireError(said, why="its traceback is in the log").as_result())
-
-    def _remove(self, command: CommandRow, home: AggregatorHome) -> None:
-        """Do the next step of a command to delete a run, and answer it after the last one, or with a refusal."""
-        steps = self._removals.get(command.id)
-        if steps is None:
-            drop = self._fleet.drop_uploads
-            steps = self._removals[command.id] = deletion_steps(self._store, home, command.run_id, command.who, drop)
-        try:
-            with self.with_reserve():  # what is deleted makes space
-                next(steps)
-            return
-        except StopIteration:
-            result: dict[str, Any] = {}
-        except NotWritten:
-            del self._removals[command.id]
-            raise
-        except ThinwireError as error:
-            result = error.as_result()
-        del self._removals[command.id]
-        self._commands.answer(command, result)
-
-    def _extend(self, command: CommandRow, home: AggregatorHome) -> None:
-        """Carry out a command to give a run that is over more rounds; a refusal is the command's result."""
-        rounds, sets = int(command.args["rounds"]), dict(command.args.get("sets") or {})
-        try:
-            row = extend_run(self._store, home, command.run_id, rounds, sets, command.who, command.id, self._clock.wall)
-            result: dict[str, Any] = {"rounds": row.rounds_total}
-        except NotWritten:
-            raise
-        except ThinwireError as error:
-            result = error.as_result()
-        self._commands.answer(command, result)
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""

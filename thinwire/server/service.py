@@ -236,8 +236,9 @@ class Service:
         self.disk = FullDisk(store, clock, self.reserve, self.closing)
         self.noted = RecordingFleet(self.fleet, store, clock, self.commands, self.home, self.on_event)
         self.dispatcher = Dispatcher(self.noted, store, clock, self.leases, self._ended, self.disk)
-        self.noted.driven, self.noted.presence = self.dispatcher.drivers, self.dispatcher.presence
-        self.noted.on_full, self.noted.with_reserve = self.disk.fill_up, self.disk.with_reserve
+        undriven, self.noted.on_full = self.noted.undriven, self.disk.fill_up
+        undriven.driven, undriven.presence = self.dispatcher.drivers, self.dispatcher.presence
+        undriven.with_reserve = self.disk.with_reserve
 
     def serve(self) -> int:
         """Execute runs until the service is closing, and return the exit code."""

@@ -40,7 +40,7 @@ from thinwire.store import MeasureRow
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplyDecision:
     """Says what becomes of a reply before the state machine sees it.
 
     `kind` and `text` are those of a failure, and `reason` is that of a drop.
@@ -182,9 +182,9 @@ class RoundRunner:
                 self.running.lose(device, kind, text, assigned.assignment_id)
 
     def _on_reply(self, header: ReplyHeader) -> None:
-        """Carry out what `_verdict` decides about one reply."""
+        """Carry out what `_decision` decides about one reply."""
         running, update_id = self.running, header.update_id
-        found = self._verdict(header)
+        found = self._decision(header)
         match found.action:
             case "acknowledge":
                 running.fleet.ack([update_id])
@@ -209,27 +209,27 @@ class RoundRunner:
                     )
                 )
 
-    def _verdict(self, header: ReplyHeader) -> Verdict:
+    def _decision(self, header: ReplyHeader) -> ReplyDecision:
         """Decide about a reply before the state machine sees it; this changes nothing.
 
         The machine drops what is late, stale or a duplicate among the assignments that it knows. Here are the others.
         """
         state, number = self.running.run_state, assignment_round(header.assignment_id)
         if header.update_id in self.headers:
-            return Verdict("ignore")  # the fleet repeats it after a restart; the round acknowledges it when it closes
+            return ReplyDecision("ignore")  # repeated after a restart; the round acknowledges it when it closes
         if header.update_id.run != self.running.run_id or state.ledger.is_decided(header.update_id):
-            return Verdict("acknowledge")  # it belongs to another run, or its outcome is recorded already
+            return ReplyDecision("acknowledge")  # it belongs to another run, or its outcome is recorded already
         if wrong := invalid_reply(self.running, header):
-            return Verdict("fail", *wrong)
+            return ReplyDecision("fail", *wrong)
         if self.reply_counts[header.assignment_id] > 1:
-            return Verdict("acknowledge")  # a device that repeats its replies must not fill the journal
+            return ReplyDecision("acknowledge")  # a device that repeats its replies must not fill the journal
         if self.machine.closed or number > self.opened.round:
-            return Verdict("defer")
+            return ReplyDecision("defer")
         if state.ledger.is_answered(header.assignment_id) and header.assignment_id not in self.machine.replied:
-            return Verdict("drop", reason="duplicate")
+            return ReplyDecision("drop", reason="duplicate")
         if state.ledger.is_forgotten(header.assignment_id) or number < state.references_from:
-            return Verdict("drop", reason="stale")  # too old, or a difference to a state that no longer counts
-        return Verdict("take")
+            return ReplyDecision("drop", reason="stale")  # too old, or a difference to a state that no longer counts
+        return ReplyDecision("take")
 
     def _note_arrival(self, header: ReplyHeader) -> None:
         """Count a reply that this round decides about, and start its stopwatch."""

@@ -69,10 +69,10 @@ def memory(params: int, cohorts: tuple[int, ...], folder: Path) -> Iterator[dict
             meter = Meter()
             meter.base()
             with meter:
-                fold = ReducingAggregator(folder, plan, layout, codec, SumConfig())
+                aggregator = ReducingAggregator(folder, plan, layout, codec, SumConfig())
                 for header in headers:
-                    fold.add(header, partial(spool.open, header.update_id), 1.0)
-                fold.step(model)
+                    aggregator.add(header, partial(spool.open, header.update_id), 1.0)
+                aggregator.step(model)
             peak = meter.peak_bytes / (4 * layout.size)
             note(f"{kind}, {cohort} clients: {peak:.2f} models")
             yield {
@@ -81,4 +81,4 @@ def memory(params: int, cohorts: tuple[int, ...], folder: Path) -> Iterator[dict
             }  # fmt: skip
             for header in headers:
                 spool.delete(header.update_id)
-            del fold, model
+            del aggregator, model

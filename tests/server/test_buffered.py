@@ -129,7 +129,7 @@ events = st.one_of(
     st.builds(lambda d: ("offline", d), st.sampled_from("abcdefg")),
     st.builds(lambda d: ("joined", d), st.sampled_from("abcdefg")),
     st.builds(lambda d: ("failed", d), st.sampled_from("abcdefg")),
-    st.builds(lambda bad: ("fold", bad), st.booleans()),
+    st.builds(lambda bad: ("addition", bad), st.booleans()),
     st.builds(lambda s: ("wait", s), st.floats(0.1, 4)),
     st.just(("stop",)),
 )
@@ -148,7 +148,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     )  # fmt: skip
     if limit:
         b.at_work.pop("g", None)  # it would be one more than the limit at the opening
-    now, folding, outcomes = 100.0, list[UpdateId](), dict[UpdateId, str]()
+    now, adding, outcomes = 100.0, list[UpdateId](), dict[UpdateId, str]()
     assignments, back = [f"assignment-{device}" for device in opening], 0
 
     def feed(event: Input) -> None:
@@ -158,7 +158,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
                     assert outcomes.get(update_id) is None
                     assert 0 <= staleness <= 5 and discount == (1.0 + staleness) ** -0.5
                     outcomes[update_id] = "accepted"
-                    folding.append(update_id)
+                    adding.append(update_id)
                 case DropUpdate(update_id):
                     assert outcomes.get(update_id) in (None, "accepted")
                     outcomes[update_id] = "dropped"
@@ -185,17 +185,17 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
                 feed(DeviceConnected(d))
             case ("failed", str(d)) if d in working:
                 feed(AssignmentFailed(d, working.pop(d), "task-error", "x"))
-            case ("fold", bool(bad)) if folding:
-                u = folding.pop(0)
+            case ("addition", bool(bad)) if adding:
+                u = adding.pop(0)
                 feed(AggregationRejected(u, "bad-payload") if bad else AggregationDone(u))
             case ("wait", float(seconds)):
                 now += seconds
                 feed(Tick())
             case ("stop",):
                 feed(Stop())
-    while folding and not b.closed:
-        feed(AggregationDone(folding.pop(0)))
-    assert b.closed, "a buffer must close once all deadlines have passed and its folds have ended"
+    while adding and not b.closed:
+        feed(AggregationDone(adding.pop(0)))
+    assert b.closed, "a buffer must close once all deadlines have passed and its additions have ended"
     assert len(assignments) == len(set(assignments)), "nobody is selected the same twice by one buffer"
     assert set(b.closed.aggregated) | set(b.closed.dropped) == set(outcomes)
     assert not set(b.closed.aggregated) & set(b.closed.dropped)

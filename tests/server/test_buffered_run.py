@@ -290,7 +290,7 @@ def test_after_a_restart_what_was_dropped_before_it_stands_in_no_buffer(tmp_path
     assert outcome(made) == outcome(undisturbed)
 
 
-def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_at_any_commit_adds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
     def troubled(assignment: Assignment) -> Turn:
         return {1: Turn(compute_s=40.0), 2: FAILS, 3: SILENT}.get(assignment.round, Turn())
 

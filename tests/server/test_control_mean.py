@@ -92,11 +92,11 @@ def test_it_moves_by_a_devices_weight_among_all_and_begins_again_where_nobody_is
     header, body = SyntheticUpdates("a", travels, change=1.0, examples=10).answer(Delivery(assignment, None), Turn())
     assert isinstance(header, ReplyHeader)
     model = Model(travels, np.full(travels.size, 2.0, np.float32), np.zeros(0, np.float32), {})
-    fold, ends = (
+    aggregator, ends = (
         RoundAggregator(plan, travels, "identity", SumConfig(known)),
         np.cumsum([0, *(part.length for part in header.parts)]),
     )
-    fold.add(header, lambda: (body[start:stop] for start, stop in itertools.pairwise(ends)), 1.0)
-    fold.step(model)
+    aggregator.add(header, lambda: (body[start:stop] for start, stop in itertools.pairwise(ends)), 1.0)
+    aggregator.step(model)
     assert model.params[: LAYOUT.size].tolist() == [3.0] * LAYOUT.size
     np.testing.assert_allclose(model.params[LAYOUT.size :], expected, rtol=1e-6)

@@ -164,7 +164,7 @@ def test_a_resume_survives_the_loss_of_a_device_that_answers_an_earlier_round(tm
     assert bench.drive().status == "done"
 
 
-def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None:
+def test_what_was_in_time_is_in_time_when_it_is_added_again(tmp_path: Path) -> None:
     """The journal notes an answer a moment after it was judged; that moment may lie beyond the deadline."""
     silent = scripted("b", lambda assignment: SILENT)
     bench = Bench(tmp_path, [scripted("a"), silent], run={"rounds": 1}, cohort={"deadline_s": 6})

@@ -55,7 +55,7 @@ def test_an_answer_that_is_too_old_is_dropped_and_its_device_told_so(tmp_path: P
     the_model_is_the_sum_of_what_was_aggregated(made)
 
 
-def test_an_answer_that_comes_while_a_round_is_folding_or_none_is_open_is_the_next_ones(tmp_path: Path) -> None:
+def test_an_answer_that_comes_while_a_round_is_adding_or_none_is_open_is_the_next_ones(tmp_path: Path) -> None:
     """Three leave after the first round, so the run waits for them; what comes meanwhile waits too."""
     slow = story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_updates=0.9)
     slow.away = {name: [(1.5, 60.0)] if name in "cde" else [] for name in NAMES}

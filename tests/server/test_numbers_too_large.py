@@ -90,7 +90,7 @@ def test_one_devices_change_leaves_what_the_downlink_sends_finite(tmp_path: Path
 def test_of_updates_that_fit_alone_and_not_together_the_later_is_dropped() -> None:
     """A late update counts with its discount, but all of its examples: in a mean it may fit behind others alone."""
     plan = RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0, "steps": 1}})
-    fold, state = RoundAggregator(plan, NORMED, "identity"), list[AggregatedUpdate]()
+    aggregator, state = RoundAggregator(plan, NORMED, "identity"), list[AggregatedUpdate]()
     bound = parse("identity").bind(NORMED)
     for name, change, examples in (("a", 0.9, 10), ("b", 1.05, 10), ("c", 1.2, 10), ("d", 0.1, 10)):
         frame = bound.encode(np.full(40, change * MAX_MEAN, np.float32), {}, Key(0)).payload
@@ -98,8 +98,8 @@ def test_of_updates_that_fit_alone_and_not_together_the_later_is_dropped() -> No
         sent = ReplyHeader("x", update_id, 0, examples, 1, 1.0, parts=(Part("frame/0", len(frame), ""),))
         state.append((sent, lambda frame=frame: iter([frame]), 1.0))  # type: ignore[misc]  # bound now
     for entry in state[:2]:
-        fold.add(*entry)
-        assert fold.fits()
+        aggregator.add(*entry)
+        assert aggregator.fits()
     left, spoilers = aggregated_without(lambda: RoundAggregator(plan, NORMED, "identity"), state)
     assert [header.update_id.device for header in spoilers] == ["c"]
     honest = RoundAggregator(plan, NORMED, "identity")

@@ -250,9 +250,9 @@ def test_an_open_round_of_a_restored_backup_is_aborted_and_draws_no_noise(tmp_pa
     world, drawn = Restored(tmp_path), list[int]()
     change = PrivateAggregator._change
 
-    def counted(fold: PrivateAggregator, model: Model) -> Any:
+    def counted(aggregator: PrivateAggregator, model: Model) -> Any:
         drawn.append(1)
-        return change(fold, model)
+        return change(aggregator, model)
 
     with patch.object(PrivateAggregator, "_change", counted):
         made = world.live()

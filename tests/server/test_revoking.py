@@ -24,15 +24,15 @@ from thinwire.store import RunRow
 
 
 def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], then: Callable[[], None]) -> None:
-    """The fold of such an update never starts; `then` is done instead."""
+    """The addition of such an update never starts; `then` is done instead."""
     begin = AggregationQueue.begin
 
-    def stuck(self: AggregationQueue, update_id: UpdateId, fold: Callable[[], None]) -> None:
+    def stuck(self: AggregationQueue, update_id: UpdateId, add: Callable[[], None]) -> None:
         if held(update_id):
             self._begun[update_id] = Future()
             then()
         else:
-            begin(self, update_id, fold)
+            begin(self, update_id, add)
 
     monkeypatch.setattr(round_runner, "AGGREGATION_WAIT_S", 0.0)
     monkeypatch.setattr(AggregationQueue, "begin", stuck)
@@ -116,7 +116,7 @@ def test_what_is_aggregated_stays_and_the_command_says_in_which_rounds(tmp_path:
 
 
 def test_what_came_and_is_not_aggregated_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fold is held up until the command was given."""
+    """The addition is held up until the command was given."""
     bench = Revoking(tmp_path)
     hold_up(monkeypatch, lambda u: (u.device, u.sequence) == ("c", 2), lambda: bench.revoke("c"))
     row = bench.go()

@@ -47,7 +47,7 @@ def header(device: str, assignment: str | None = None, base: int = 6, sequence: 
 
 
 def play(round: Round, *script: tuple[float, object]) -> list[Action]:
-    """Feed (seconds after opening, event); folds succeed at once where an answer is accepted."""
+    """Feed (seconds after opening, event); additions succeed at once where an answer is accepted."""
     actions: list[Action] = []
     for after, event in script:
         done = round.on(event, round.config.opened_s + after)  # type: ignore[arg-type]  # the script holds inputs
@@ -104,14 +104,14 @@ def test_a_stop_gives_all_back() -> None:
     assert (end.reason, end.dropped) == ("stopped", (update("a"),))
 
 
-def test_an_answer_before_the_deadline_is_in_time_however_late_its_fold_ends() -> None:
+def test_an_answer_before_the_deadline_is_in_time_however_late_its_addition_ends() -> None:
     r = new_round("a")
     assert isinstance(r.on(header("a"), 109.9)[0], AggregateUpdate)
     assert r.on(Tick(), 150.0) == []
     assert closed(r.on(AggregationDone(update("a")), 160.0)).reason == "all"
 
 
-def test_an_answer_after_the_deadline_is_deferred_while_folds_run() -> None:
+def test_an_answer_after_the_deadline_is_deferred_while_additions_run() -> None:
     r = new_round("ab")
     r.on(header("a"), 109.0)
     assert r.on(header("b"), 110.0) == [DeferUpdate(update("b"))]
@@ -131,8 +131,8 @@ def test_a_late_answer_is_dropped_where_the_plan_says_so() -> None:
 
 
 def test_an_answer_that_is_just_not_too_old_counts() -> None:
-    (fold,) = play(new_round(max_staleness=2), (1, header("z", "assignment-old", base=4)))
-    assert isinstance(fold, AggregateUpdate) and fold.staleness == 2
+    (accepted,) = play(new_round(max_staleness=2), (1, header("z", "assignment-old", base=4)))
+    assert isinstance(accepted, AggregateUpdate) and accepted.staleness == 2
 
 
 def test_an_answer_that_is_too_old_is_dropped() -> None:
@@ -214,7 +214,7 @@ events = st.one_of(
     st.builds(lambda d: ("offline", d), st.sampled_from("abcdef")),
     st.builds(lambda d: ("joined", d), st.sampled_from("abcdef")),
     st.builds(lambda d: ("failed", d), st.sampled_from("abcdef")),
-    st.builds(lambda bad: ("fold", bad), st.booleans()),
+    st.builds(lambda bad: ("addition", bad), st.booleans()),
     st.builds(lambda s: ("wait", s), st.floats(0.1, 4)),
     st.just(("stop",)),
 )
@@ -231,7 +231,7 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
     script: list[tuple[object, ...]], target: int, min_updates: int, late: str, needs_s: dict[str, float]
 ) -> None:
     r = new_round("abcd", target_updates=target, min_updates=min_updates, late=late)
-    now, folding, outcomes, deferred = 100.0, list[UpdateId](), dict[UpdateId, str](), set[UpdateId]()
+    now, adding, outcomes, deferred = 100.0, list[UpdateId](), dict[UpdateId, str](), set[UpdateId]()
 
     def replacements(left_s: float) -> list[Replacement]:
         return [Replacement(d, f"assignment-{d}") for d, seconds in needs_s.items() if seconds <= left_s]
@@ -245,7 +245,7 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
                 case AggregateUpdate(update_id):
                     assert update_id not in outcomes
                     outcomes[update_id] = "accepted"
-                    folding.append(update_id)
+                    adding.append(update_id)
                 case DropUpdate(update_id):
                     assert outcomes.get(update_id) in (None, "accepted")
                     outcomes[update_id] = "dropped"
@@ -270,17 +270,17 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
                 feed(DeviceConnected(d))
             case ("failed", str(d)):
                 feed(AssignmentFailed(d, f"assignment-{d}", "task-error", "x"))
-            case ("fold", bool(bad)) if folding:
-                u = folding.pop(0)
+            case ("addition", bool(bad)) if adding:
+                u = adding.pop(0)
                 feed(AggregationRejected(u, "bad-payload") if bad else AggregationDone(u))
             case ("wait", float(seconds)):
                 now += seconds
                 feed(Tick())
             case ("stop",):
                 feed(Stop())
-    while folding and not r.closed:
-        feed(AggregationDone(folding.pop(0)))
-    assert r.closed, "a round must close once its deadline has passed and its folds have ended"
+    while adding and not r.closed:
+        feed(AggregationDone(adding.pop(0)))
+    assert r.closed, "a round must close once its deadline has passed and its additions have ended"
     assert set(r.closed.aggregated) | set(r.closed.dropped) == set(outcomes)
     assert not set(r.closed.aggregated) & set(r.closed.dropped)
     assert len(set(r.closed.aggregated)) == len(r.closed.aggregated)

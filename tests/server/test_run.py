@@ -269,7 +269,7 @@ def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path) -> None:
     killed(partial(five_rounds, steady), tmp_path, places, check)
 
 
-def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_at_any_commit_adds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
     places = drive_through(five_rounds(straggling, tmp_path / "undisturbed"))
 
     def check(bench: Bench, where: str) -> None:
@@ -283,7 +283,7 @@ def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Pa
     killed(partial(five_rounds, straggling), tmp_path, places, check, kinds=AROUND)
 
 
-def test_folds_are_reported(tmp_path: Path) -> None:
+def test_additions_are_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
     bench.drive()
     assert len(bench.events(UpdateAggregated)) == 3

@@ -177,7 +177,7 @@ def test_the_windows_of_a_support_are_walked_by_steps_so_a_round_without_one_rep
 def test_an_addition_that_ends_after_its_vector_was_dropped_changes_nothing() -> None:
     story, update_id = Story(), update_of(name_of(1))
     story.until("masked")
-    story.phase("masked", [name_of(4)], fold=False)
+    story.phase("masked", [name_of(4)], adds=False)
     assert story.on(AggregationRejected(update_id, "bad-payload", "cut")) == [
         DropUpdate(update_id, "bad-payload", "cut")
     ]

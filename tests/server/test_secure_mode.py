@@ -73,7 +73,7 @@ class Story:
         self.actions += found
         return found
 
-    def phase(self, phase: str, lost: Collection[str] = (), fold: bool = True) -> None:
+    def phase(self, phase: str, lost: Collection[str] = (), adds: bool = True) -> None:
         """All outstanding clients but the lost ones answer the open phase."""
         assert self.machine.secure.phase == phase
         for name in self.machine.outstanding:
@@ -84,7 +84,7 @@ class Story:
             message = self.cohort.answer(phase, name, self.machine.requests.get(name, b""))
             if phase == "masked":
                 self.on(UpdateArrived(update_of(name), f"run.1.{name}", name, 0))
-                if fold:
+                if adds:
                     self.on(AggregationDone(update_of(name)))
             else:
                 self.on(PhaseMessage(name, phase, message))
@@ -233,7 +233,7 @@ def test_too_few_devices_in_a_phase_end_the_round_without_a_step(phase):
 def test_no_phase_closes_while_a_vector_is_added():
     story = Story()
     story.until("masked")
-    story.phase("masked", fold=False)
+    story.phase("masked", adds=False)
     assert story.machine.secure.phase == "masked"
     found = [story.on(AggregationDone(update_of(name))) for name in map(name_of, range(5))]
     assert list(map(len, found)) == [0, 0, 0, 0, 1]
@@ -242,7 +242,7 @@ def test_no_phase_closes_while_a_vector_is_added():
 def test_a_vector_that_cannot_be_added_is_a_drop_out():
     story, name = Story(), name_of(1)
     story.until("masked")
-    story.phase("masked", fold=False)
+    story.phase("masked", adds=False)
     story.on(AggregationRejected(update_of(name), "bad-payload", "masked vectors of 3 bytes"))
     for other in map(name_of, (0, 2, 3, 4)):
         story.on(AggregationDone(update_of(other)))
@@ -380,7 +380,7 @@ def test_a_small_message_does_not_count_as_a_masked_vector():
 def test_a_vector_whose_device_was_revoked_while_it_was_added_leaves_the_sum():
     story, name = Story(), name_of(1)
     story.until("masked")
-    story.phase("masked", [name_of(4)], fold=False)
+    story.phase("masked", [name_of(4)], adds=False)
     assert story.on(DeviceDisconnected(name, "revoked")) == []
     assert story.on(AggregationDone(update_of(name))) == [
         RemoveVector(update_of(name)), DropUpdate(update_of(name), "revoked"),

@@ -1,4 +1,4 @@
-"""A plan says how many threads fold, and no bit of a model depends on it."""
+"""A plan says how many threads add, and no bit of a model depends on it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parted(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("spec", ["int8", "fp16", "topk(0.1) > int8", "sign"])
-def test_the_server_folds_on_as_many_threads_as_its_plan_says_and_to_the_same_bits(spec: str, parted) -> None:
+def test_the_server_adds_on_as_many_threads_as_its_plan_says_and_to_the_same_bits(spec: str, parted) -> None:
     x = np.random.default_rng(1).standard_normal(LAYOUT.size, np.float32)
     codec = parse(spec).bind(LAYOUT)
     encoded = [codec.encode(x + np.float32(i), codec.init(), Key(i)) for i in range(3)]
@@ -41,14 +41,14 @@ def test_the_server_folds_on_as_many_threads_as_its_plan_says_and_to_the_same_bi
     found, most = set[bytes](), list[int]()
     for count in (0, 1, 2, 3):
         plan = RunPlan.from_json({"run": {"task": "t"}, "local": {"lr": 1}, "server": {"threads": count}})
-        fold = RoundAggregator(plan, LAYOUT, spec)
+        aggregator = RoundAggregator(plan, LAYOUT, spec)
         parted.clear()
         for number, payload in enumerate(payloads):
             answer = ReplyHeader(
                 "assignment", UpdateId("t-1", "a", number), 0, 9, 2, 2.0, parts=(Part("frame/0", len(payload), ""),)
             )
-            fold.add(answer, partial(iter, [payload]), 1.0)
-        change = fold.changes.close()
+            aggregator.add(answer, partial(iter, [payload]), 1.0)
+        change = aggregator.changes.close()
         assert change is not None
         found.add(change.tobytes())
         most.append(max(parted, default=1))

@@ -57,9 +57,9 @@ def test_the_aggregation_of_earlier_replies_is_no_part_of_the_wait_for_the_last_
     """The aggregator adds them while devices still work: their seconds are in the stages of the last device already."""
     add = RoundAggregator.add
 
-    def slow(fold: RoundAggregator, header: ReplyHeader, *more: Any) -> None:
+    def slow(aggregator: RoundAggregator, header: ReplyHeader, *more: Any) -> None:
         time.sleep(0.2 if header.update_id.device == "a" else 0.0)
-        add(fold, header, *more)
+        add(aggregator, header, *more)
 
     monkeypatch.setattr(RoundAggregator, "add", slow)
     bench = run_of(tmp_path, scripted("a", 2.0), scripted("b", 20.0))

@@ -41,7 +41,7 @@ def header(device: str, assignment: str | None = None, base: int = 6, sequence: 
 
 
 def play(buffer: BufferedRound, *script: tuple[float, object], idle: str = "") -> list[Action]:
-    """Feed (seconds after opening, event); folds succeed at once where an answer is accepted."""
+    """Feed (seconds after opening, event); additions succeed at once where an answer is accepted."""
     actions: list[Action] = []
     for after, event in script:
         done = buffer.on(event, 100.0 + after, Idle(idle))  # type: ignore[arg-type]  # the script holds inputs

@@ -1,4 +1,4 @@
-"""What is wrong with a plan: pydantic's errors in plain words, each with its reason and a valid value.
+"""The errors of a plan: those of pydantic in plain words, each with its reason and a valid value.
 
 `explain` rewords one error. It also serves other files of this kind, such as a client's policy.
 """

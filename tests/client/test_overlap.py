@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.client.test_session import decoded, residual
+from tests.client.test_handler import decoded, residual
 from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
 from thinwire.client.execute import Begun
 from thinwire.client.outbox import start, still_pending

@@ -66,8 +66,8 @@ class CertificateProvider(Protocol):
     def renew(self) -> bool:
         """Renew what is due; return True if the CAs changed."""
 
-    def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
-        """Retire old CAs; `holds` are the pins that each device trusts."""
+    def confirmed(self, trusted_pins: Sequence[Sequence[str]]) -> None:
+        """Retire old CAs; `trusted_pins` are the pins that each device trusts."""
 
 
 def _utc() -> datetime:
@@ -143,10 +143,10 @@ class InternalCA:
         self.renew()
         return pin
 
-    def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
+    def confirmed(self, trusted_pins: Sequence[Sequence[str]]) -> None:
         """Stop serving older CAs once every device trusts the latest one."""
         with self._lock:
-            if len(self._state.pins) > 1 and holds and all(self.pin in pins for pins in holds):
+            if len(self._state.pins) > 1 and trusted_pins and all(self.pin in pins for pins in trusted_pins):
                 self._write(State(self._state.pins[:1], self._state.names))
                 self._pems = self._pems[:1]
 
@@ -312,7 +312,7 @@ class OperatorCertificate:
             ) from error
         return False
 
-    def confirmed(self, holds: Sequence[Sequence[str]]) -> None:
+    def confirmed(self, trusted_pins: Sequence[Sequence[str]]) -> None:
         """Do nothing: the operator replaces the CA."""
 
 

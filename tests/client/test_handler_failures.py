@@ -47,7 +47,7 @@ def test_a_failure_tells_the_class_and_the_place_and_nothing_of_the_data(tmp_pat
     assert bundle is None
     assert failure.kind == "task-error"
     said = {"loss": "ValueError", "data": "OSError", "model-forward": "KeyError"}[where]
-    assert failure.text.startswith(f"{said} at test_session_failures.py:")
+    assert failure.text.startswith(f"{said} at test_handler_failures.py:")
     assert SECRET not in reply_to_bytes(failure).decode()
     assert SECRET in (tmp_path / "device" / "last-error.txt").read_text()
 

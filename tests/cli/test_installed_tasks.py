@@ -10,7 +10,7 @@ import pytest
 from thinwire.cli.client.start import Device, begin
 from thinwire.cli.task import task_spec
 from thinwire.client import task as tasks
-from thinwire.core.errors import UsageError
+from thinwire.core.errors import TaskError, UsageError
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *entries: EntryPoint) -> None:
@@ -24,6 +24,17 @@ def device(home: Path) -> Device:
 def test_an_installed_task_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed(monkeypatch, EntryPoint("ecg", "hospital.ecg", "thinwire.tasks"))
     assert task_spec("ecg", tmp_path / "plan.toml", None) == "ecg=hospital.ecg"
+
+
+def test_two_files_that_may_be_the_task_of_a_plan_are_refused_until_one_is_named(tmp_path: Path) -> None:
+    """Else the one that was not meant would train, and nothing would say so."""
+    plan = tmp_path / "plan.toml"
+    for name in ("task.py", "ecg.py"):
+        (tmp_path / name).touch()
+    plan.write_text('[run]\ntask = "ecg"\n')
+    with pytest.raises(TaskError, match="two files beside"):
+        task_spec("ecg", plan, None)
+    assert task_spec("ecg", plan, str(tmp_path / "ecg.py")) == f"ecg={tmp_path / 'ecg.py'}"
 
 
 def test_a_client_without_any_task_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -69,7 +69,14 @@ def task_spec(name: str, plan: Path, given: str | None) -> str:
             )
         return given
     beside = plan.absolute().parent / "task.py"
+    its_file = beside.with_name(f"{name}.py")
     found, otherwise = f"no {beside}", "thinwire init DIR writes one"
+    if beside.is_file() and its_file.is_file() and its_file != beside:
+        raise TaskError(
+            f"two files beside {plan} may be the task {name!r}",
+            why=f"{its_file.name} has its name, and task.py is what a plan takes",
+            hint=f"--task {name}={its_file}, or --task {name}={beside}",
+        )
     if beside.is_file():
         its = tomllib.loads(plan.read_text()).get("run", {}).get("task")  # before any `--set`
         if its in (None, name):

@@ -41,7 +41,9 @@ def test_a_running_client_takes_over_new_code_and_a_new_policy(site: Site, tmp_p
 
 
 def test_a_client_that_does_not_run_cannot_reload(site: Site) -> None:
-    (site.home / "clients" / "pi-a").mkdir(parents=True)
+    folder = site.home / "clients" / "pi-a"
+    folder.mkdir(parents=True)
+    (folder / "client.toml").touch()  # of a client that was here
     done = site.typed("client", "reload", "--name", "pi-a")
     assert (done.returncode, "is not running" in done.stderr) == (9, True), done.stderr
     assert json.loads(site.typed("client", "status", "--json").stdout) == []

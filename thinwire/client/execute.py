@@ -96,7 +96,7 @@ def work(
 
 @dataclass(frozen=True)
 class _LoadedModel:
-    """What an assignment evaluates and trains from, with the state after it was loaded.
+    """The model that an assignment evaluates and trains from, with the state after it was loaded.
 
     `layout` is that of all that is sent. `params` has the size of the model. `buffers` are its own if the plan keeps
     them here, else those that came. `personal` tensors begin with the values `begin`.

@@ -44,7 +44,7 @@ BACK_S = 1.0  # wait of the first pull after an outage: its return ends the outa
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a hello reports of the device, beside its tasks and runs.
+    """Facts about the device that a hello reports, beside its tasks and runs.
 
     `versions` and `has` are called for each hello: versions, and memory, power and the like. `plans` are the digests of
     the plans that it keeps, `secure` is what it can do in secure rounds.
@@ -141,7 +141,10 @@ class Loop:
         if time.monotonic() - self._saved_at >= SAVE_S:
             self._saved_at = time.monotonic()
             self._in_turn(self.save)
-        self._reloader.look(self.say)
+        if self._reloader.requested.is_set():
+            self._reloader.reload(self.say)
+        if self._reloader.worker is not None:
+            self._reloader.worker.rest()  # gives its memory back once it has been idle
         hello = replace(self.hello, tasks=self._reports(), versions=self.facts.versions(), has=self.facts.has())
         if hello != self.hello:
             self.hello = hello

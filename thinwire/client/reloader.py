@@ -1,7 +1,7 @@
 """Reload the tasks' code and the owner's policy between two assignments, if the owner requested it.
 
-`thinwire client reload` sends a signal, whose handler sets an event. `Loop` (client/loop.py) calls `Reloader.look`,
-which also gives back the memory of a worker that has been idle.
+`thinwire client reload` sends a signal, whose handler sets an event. `Loop` (client/loop.py) then calls
+`Reloader.reload`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thinwire.core.errors import ThinwireError
 class Reloader:
     """The reloader of a client, called between two assignments.
 
-    `wished` is set by `thinwire client reload`; `reread` returns the owner's policy from its file.
+    `requested` is set by `thinwire client reload`; `reread` returns the owner's policy from its file.
 
     Invariant: the client continues, whatever is wrong with the new code or policy. It keeps the policy that it had, and
     assignments fail with the error of the code.
@@ -31,20 +31,17 @@ class Reloader:
         self,
         admission: AdmissionController,
         worker: Worker | None = None,
-        wished: threading.Event | None = None,
+        requested: threading.Event | None = None,
         reread: Callable[[], Policy] | None = None,
     ) -> None:
         self.admission, self.worker = admission, worker
-        self._wished, self._reread = wished or threading.Event(), reread
+        self.requested, self._reread = requested or threading.Event(), reread
 
-    def look(self, say: Say) -> None:
-        """Reload if that was requested, and give the worker's memory back if it is idle."""
-        if self._wished.is_set():
-            self._wished.clear()
-            self._reload_policy(say)
-            self._reload_tasks(say)
-        if self.worker is not None:
-            self.worker.rest()
+    def reload(self, say: Say) -> None:
+        """Read the owner's policy again, then import the tasks again."""
+        self.requested.clear()
+        self._reload_policy(say)
+        self._reload_tasks(say)
 
     def _reload_policy(self, say: Say) -> None:
         if self._reread is None:

@@ -1,4 +1,4 @@
-"""What it costs to quantize normal values, for `eden(b)`: a rotated value is nearly normal (compression/rotation.py).
+"""Bits and errors of quantized normal values, for `eden(b)`: rotated values are nearly normal (`rotation.py`).
 
 With whole bits each value becomes the nearest of `LEVELS`. With up to 1.5 bits only the signs of the values beyond a
 threshold of t standard deviations are sent: the functions say what that takes in bits, how large the error is, and

@@ -162,6 +162,8 @@ def test_the_layout_is_the_one_that_most_devices_report_and_else_that_of_the_new
     for number, name in enumerate(("a", "b")):
         bench.store.roster.enrol(name, f"{number}" * 64, b"key", "loopback")
         bench.store.roster.seen(Hello(name, "p", (told,)), 1.0)
+        found = known_task(bench.store, "toy")
+        assert found is not None and found.devices == ("a", "b")[: number + 1]
     bench.store.roster.enrol("c", "c" * 64, b"key", "loopback")
     bench.store.roster.seen(Hello("c", "p", (replace(told, layout_digest="1" * 64),)), 1.0)  # it lies
     found = known_task(bench.store, "toy")

@@ -223,9 +223,8 @@ class AssignmentHandler:
         delivery, resolved = self._admitted(delivery, state.sequence)
         executor = self._executor(resolved)
         assignment = delivery.assignment
-        if (
-            assignment.kind == "train" and self.admission.min_free_bytes
-        ):  # before training, not when its state is written
+        if assignment.kind == "train" and self.admission.min_free_bytes:
+            # Before training, and not when its state is written.
             more_bytes = max(0, payload.least_kept_bytes(resolved, executor.layout) - state.nbytes)
             require_room(self.folder, more_bytes, self.admission.min_free_bytes)
         job = AssignmentContext(

@@ -343,13 +343,8 @@ class WriteBehindRunFolder(RunFolder):
             below = int(json.loads((self.folder / MARK).read_bytes())["below"])
         except FileNotFoundError:
             return state, said
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            RecursionError,
-        ):  # the aggregator's reply to hello still reports the highest sequence that it has seen
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            # The aggregator's reply to hello still reports the highest sequence that it has seen.
             below = state.sequence + AHEAD
         lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
         return ClientRunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]

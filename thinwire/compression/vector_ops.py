@@ -147,9 +147,8 @@ def partial_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
     rows = buckets(values.size)
     if values.size < rows * BUCKET:
         values = np.concatenate([values, np.zeros(rows * BUCKET - values.size)])
-    partials = np.add.reduce(
-        values.reshape(rows, BUCKET // PARTIALS, PARTIALS), axis=1
-    )  # adds rows of eight one after the other
+    of_eight = values.reshape(rows, BUCKET // PARTIALS, PARTIALS)
+    partials = np.add.reduce(of_eight, axis=1)  # adds rows of eight one after the other
     width = PARTIALS
     while width > 1:
         width //= 2

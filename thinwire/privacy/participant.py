@@ -123,9 +123,8 @@ class Participant:
             commitment("nonce", self._context0, self._nonce),
             commitment("self mask", self._context0, self._self_seed),
         )  # fmt: skip
-        self._outgoing: dict[
-            int, bytes
-        ] = {}  # neighbour -> secret of ML-KEM that this client encapsulated for its mask
+        # Neighbour -> the secret of ML-KEM that this client encapsulated for its mask.
+        self._outgoing: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}  # dealer -> its shares of root and self mask
         if terms.adversary == "malicious" and pinned is None:
             raise self._withdrawn("terms", "a malicious aggregator is withstood only with a pinned roster")

@@ -91,9 +91,8 @@ class BufferedRound(RoundMachine):
             self.shut = "buffer"
         if not self.shut:
             actions += self._fill(now, replacements)
-            if not isinstance(
-                event, AggregationRejected
-            ):  # a deferred reply may fill the gap: the driver offers it first
+            if not isinstance(event, AggregationRejected):
+                # After a rejection a deferred reply may fill the gap: the driver offers it first.
                 self.shut = None if self._lacking else "enough"
         if not self.shut:
             actions += self._go_on(now)

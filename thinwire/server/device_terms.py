@@ -150,9 +150,8 @@ def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
     plan, local = running.plan, running.plan.local
     known = running.device_profiles.device(device, work_key(plan, running.layout))
     up = update_bytes(running.codec, running.layout, running.run_state.codecs.came)
-    rest = known.seconds(
-        workload(plan, 1, running.sending.payload_for(device).size, up)
-    )  # no local step, but an evaluation
+    evaluation = workload(plan, 1, running.sending.payload_for(device).size, up)  # without a local step
+    rest = known.seconds(evaluation)
     if known.step is None or known.epoch_steps is None or rest is None:
         return None
     examples = round(known.epoch_steps.p50 * local.batch * local.accumulate)

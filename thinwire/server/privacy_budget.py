@@ -158,9 +158,8 @@ class PrivacyBudget:
         """
         self._spent = None  # another run of the population may have spent since
         if self.plan.privacy.budget is not None and (why := self._over_budget(running, {}, release)):
-            raise _budget_spent(
-                "no round fits into the budget", "a client that has spent nothing", why
-            )  # nobody may come
+            nobody = "a client that has spent nothing"  # not even such a client may come
+            raise _budget_spent("no round fits into the budget", nobody, why)
         excluded = {device: self._why_spent_out(running, device, release) for device in running.presence.devices}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1

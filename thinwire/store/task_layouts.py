@@ -42,10 +42,9 @@ def known_task(store: Store, task: str) -> KnownTask | None:
         digest = max(digests, key=lambda one: (digests[one], one))
         mine = [(name, report) for name, report in told if report.layout_digest == digest]
         others = tuple(name for name, report in told if report.layout_digest != digest)
-        newest = mine[-1][1]
-        return KnownTask(
-            Layout.from_json(json.loads(newest.tensors)), replace(newest, tensors=""), tuple(n for n, _ in mine), others
-        )
+        _, last = mine[-1]
+        names = tuple(name for name, _ in mine)
+        return KnownTask(Layout.from_json(json.loads(last.tensors)), replace(last, tensors=""), names, others)
     row = next(iter(earlier_runs(store, task)), None)
     return None if row is None else KnownTask(Layout.from_json(row.layout), row.task_report, run_id=row.run_id)
 

@@ -211,9 +211,8 @@ def choose_rung(
     if fits >= now:
         rounds = FITTING_ROUNDS if patient and not before.less_compressed and fits == now else 0
         return RungChoice(LadderState(ladder[fits], rounds=rounds), _rung_reasons(ladder, known, fits, left_s))
-    toward = (
-        max(fits, ladder.index(before.less_compressed)) if before.less_compressed else fits
-    )  # would have fitted in all these rounds
+    # The rung that would have fitted in all these rounds.
+    toward = max(fits, ladder.index(before.less_compressed)) if before.less_compressed else fits
     if patient:
         next_ = max(toward, now - 1)
         return RungChoice(LadderState(ladder[next_]), _rung_reasons(ladder, known, next_, left_s))

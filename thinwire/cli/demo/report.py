@@ -172,7 +172,8 @@ def time_lines(found: dict[str, Any]) -> Iterator[str]:
     """
     parts = {"until round 1": found["start_s"], "in rounds": found["rounds_s"], "for comparison": found["baselines_s"]}
     whole = {name: round(seconds) for name, seconds in parts.items() if seconds}
-    whole["in all else"] = max(0, round(found["wall_s"]) - sum(whole.values()))
+    if (left_s := round(found["wall_s"]) - sum(whole.values())) > 0:
+        whole["in all else"] = left_s
     yield f"seconds    {found['wall_s']:.0f} in all: {', '.join(f'{value} {name}' for name, value in whole.items())}"
     stages = sorted(found["spent_s"].items(), key=lambda item: -item[1])
     shown = [(name.removesuffix("_s"), value) for name, value in stages if value > 0.05]

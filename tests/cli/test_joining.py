@@ -159,6 +159,7 @@ def test_leaving_marks_the_row_and_then_deletes_the_key(thinwire, home, api):
     assert api.roster.devices["pi-03"].state == "revoked"
     assert sorted(path.name for path in folder.iterdir()) == ["client.toml", "lock"], "what it learned is deleted"
     assert (home / "data" / "patients").read_text() == "local"
+    assert "pi-03 has left" in said.out
     assert "updates, residuals, models, plans and logs" in said.out
     assert f"its settings stay in {folder}" in said.out
     assert not (folder / "key.pem").exists()

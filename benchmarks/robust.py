@@ -1,10 +1,12 @@
 """Robust aggregation: accuracy with 30 % hostile clients, and what reductions cost beside Flower's.
 
-    python -m benchmarks.robust [--preset tiny|small|full] --json
+    python -m benchmarks.robust [--preset tiny|small|full] [--cells FILE] --json
 
 Twenty clients train the digits' MLP and a CNN, iid and by dirichlet(1.0); six are hostile. Attacks: sign flip (times
 4), gaussian, ALIE, IPM, label flip, scaled backdoor. Updates are sent as float32 and the learning rate is the same in
-all cells. Simulated: all accuracies come from seeds, and no clock.
+all cells. Simulated: all accuracies come from seeds, and no clock. The full preset runs all reductions on the digits,
+and `NAMED` beside the mean on the CNN: two core-hours. With `--cells` each run is appended to a file, and a run that is
+in it is not made again.
 
 `worst_gap_30` is the accuracy of the mean without hostile clients less that of `NAMED` under an attack: the largest
 mean over the seeds, of all attacks and tasks, iid. `NAMED` was written down before the full preset ran. The rows of
@@ -17,13 +19,14 @@ largest difference to Flower's functions on the same vectors, in all runs.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -37,14 +40,17 @@ from benchmarks.robust_rounds import ATTACKS, REDUCTIONS, measure_one
 NAMED = "median"
 FIRST_SEED = 11  # seed 1 was looked at before
 IID = "iid"
+PLAIN = ("mean", NAMED)
+NAMES = ("task", "split", "attack", "reduce", "seed", "rounds")  # of a run
 
 
 @dataclass(frozen=True)
 class Preset:
-    tasks: Sequence[str] = ("digits",)
+    """What is run: `reductions` are those of each task."""
+
+    reductions: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"digits": PLAIN})
     splits: Sequence[str] = (IID,)
     attacks: Sequence[str] = tuple(ATTACKS)
-    reductions: Sequence[str] = ("mean", NAMED)
     seeds: int = 1
     rounds: int = 40
     params: int = 25_000_000
@@ -52,25 +58,37 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(attacks=("backdoor",), reductions=(NAMED,), rounds=1, params=50_000, cohorts=(10,)),
+    "tiny": Preset({"digits": (NAMED,)}, attacks=("backdoor",), rounds=1, params=50_000, cohorts=(10,)),
     "small": Preset(params=5_000_000),
-    "full": Preset(("digits", "cnn"), (IID, "dirichlet(1.0)"), reductions=REDUCTIONS, seeds=5),
+    "full": Preset({"digits": REDUCTIONS, "cnn": PLAIN}, (IID, "dirichlet(1.0)"), seeds=5),
 }
 
 
-def measure(preset: Preset, workers: int) -> list[dict[str, Any]]:
-    """The rows of all cells; the mean without hostile clients is always one of them."""
+def measure(preset: Preset, workers: int, file: Path | None = None) -> list[dict[str, Any]]:
+    """Return the rows of all runs, those in `file` as they are; the mean without hostile clients is always one."""
     seeds = range(FIRST_SEED, FIRST_SEED + preset.seeds)
-    cells = list(product(preset.tasks, preset.splits, preset.attacks, preset.reductions, seeds))
-    plain = [(task, split, "none", "mean", seed) for task, split, seed in product(preset.tasks, preset.splits, seeds)]
-    cells = list(dict.fromkeys([*plain, *cells]))
-    rows = []
+    cells = [
+        (task, split, attack, spec, seed, preset.rounds)
+        for task, specs in preset.reductions.items()
+        for split, (attack, spec), seed in product(
+            preset.splits, [("none", "mean"), *product(preset.attacks, specs)], seeds
+        )
+    ]
+    rows = {_cell(row): row for row in map(json.loads, file.read_text().splitlines())} if file and file.exists() else {}
+    missing = [cell for cell in dict.fromkeys(cells) if cell not in rows]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        do = pool.map if len(cells) > workers else map
-        for row in do(measure_one, *zip(*cells, strict=True), [preset.rounds] * len(cells)):
+        do = pool.map if len(missing) > workers else map
+        for row in do(measure_one, *zip(*missing, strict=True)) if missing else ():
             note(f"{row['task']}, {row['split']}, {row['attack']}, {row['reduce']}: {row['accuracy']:.3f}")
-            rows.append({"what": "accuracy", **row})
-    return rows
+            rows[_cell(row)] = row
+            if file:
+                with file.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+    return [{"what": "accuracy", **rows[cell]} for cell in dict.fromkeys(cells)]
+
+
+def _cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in NAMES)
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -98,10 +116,12 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    given = arguments("robust", __doc__ or "", PRESETS).parse_args()
+    parser = arguments("robust", __doc__ or "", PRESETS)
+    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep each run in this file of JSON lines")
+    given = parser.parse_args()
     end_what_we_started()
     preset = PRESETS[given.preset]
-    rows = measure(preset, len(os.sched_getaffinity(0)))
+    rows = measure(preset, len(os.sched_getaffinity(0)), given.cells)
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         rows += seconds(preset.params, Path(folder))
         rows += memory(preset.params, preset.cohorts, Path(folder))

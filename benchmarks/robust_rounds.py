@@ -60,7 +60,8 @@ FLOWERS: Mapping[str, Callable[[list[Any]], list[Any]]] = {
     f"multi-krum({HOSTILE}, 12)": lambda results: flower.aggregate_krum(results, HOSTILE, 12),
 }
 HONEST = "honest"  # the mean of the honest updates alone: what the data of hostile clients are worth
-REDUCTIONS = ("mean", HONEST, *FLOWERS, "geometric-median", "clipped(0.1)")
+# Honest updates are 0.06 to 0.01 from their mean: 0.02 is in the middle, as its users would choose it.
+REDUCTIONS = ("mean", HONEST, *FLOWERS, "geometric-median", "clipped(0.02)")
 
 
 class Mean(CoordinateWise):
@@ -151,7 +152,7 @@ def measure_one(task: str, split: str, attack: str, spec: str, seed: int, rounds
     reduction = Attacked(spec, attack, seed)
     history = simulate(HostileTask(task, attack), plan, clients=CLIENTS, split=split, reduce=reduction)
     assert history.run.status == "done", history.run.status_text
-    named = {"task": task, "split": split, "attack": attack, "reduce": spec, "seed": seed}
+    named = {"task": task, "split": split, "attack": attack, "reduce": spec, "seed": seed, "rounds": rounds}
     return {
         **named,
         **{name: history.metrics[name] for name in ("accuracy", "backdoor")},

@@ -17,6 +17,8 @@ from thinwire.store import Store, queries
 from thinwire.store.database import Row, as_row
 from thinwire.web.run_queries import LINES, POINTS, Reader
 
+WHOLE = re.compile(r"(SCAN|SEARCH) (rounds|updates|journal)\b(?!.* AND )")  # by no more than the run
+ENDS_SOON = re.compile(r"SELECT (coalesce\()?max\(|\bLIMIT \?")
 FEW, MANY = 70, 420  # rounds: both more than a page has, and one six times the other
 
 
@@ -30,7 +32,7 @@ def counting(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[
 
     def noted(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
         read["statements"] += 1
-        done.append((statement, parameters))
+        done.append((statement, parameters[0] if isinstance(parameters, list) else parameters))
 
     def counted(kind: type[Row], values: Mapping[str, Any]) -> Row:
         read[kind.__name__] += 1
@@ -45,9 +47,9 @@ def counting(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[
             event.remove(engine, "before_cursor_execute", noted)
     with engine.connect() as connection:
         for statement, parameters in done:
-            if statement.startswith("SELECT"):
+            if re.match("SELECT|UPDATE|DELETE", statement):
                 plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
-                assert not [row for row in plan if re.match(r"SCAN (rounds|updates|journal)$", row[-1])], statement
+                assert not [row for row in plan if WHOLE.match(row[-1])] or ENDS_SOON.search(statement), statement
 
 
 def reads(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> list[Counter[str]]:
@@ -59,12 +61,15 @@ def reads(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> list[Co
             view = reader.view(run.run_id, first_client=0)
         assert (view.whole, view.opened, len(view.lines)) == (True, rounds + 1, LINES)
         assert POINTS / 2 <= len(view.points) <= POINTS + 2 or len(view.points) == rounds
-        run.answer(run.assigned[2:3])
+        with counting(store, monkeypatch):
+            run.answer(run.assigned[2:3])
         with counting(store, monkeypatch) as reply:
             view = reader.view(run.run_id, view.change, 0, rounds + 1)
         assert not view.whole and len(view.lines) == 1 and view.round is not None and len(view.round.updates) <= 1
-        run.answer(run.assigned[3:])
-        run.close()
+        with counting(store, monkeypatch):
+            run.answer(run.assigned[3:])
+            run.close()
+            run.open()
         with counting(store, monkeypatch) as closed:
             view = reader.view(run.run_id, view.change, 0, rounds + 1)
         assert [line.round for line in view.lines if line.reason][-1] == rounds + 1

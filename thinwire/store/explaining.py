@@ -163,7 +163,9 @@ class Explainer:
         )  # fmt: skip
 
     def _updates(self, statement: Executable, **values: Any) -> list[UpdateRow]:
-        return [as_row(UpdateRow, found) for found in self._execute(statement, **values).mappings()]
+        """Return assignments in order. SQLite sorts none: it would read a whole run by an index in this order."""
+        found = [as_row(UpdateRow, one) for one in self._execute(statement, **values).mappings()]
+        return sorted(found, key=lambda one: (one.round, one.device, one.assigned_at or 0.0))
 
     def _phases(self, number: int) -> list[PhaseRow]:
         return phase_rows(dict(found) for found in self._execute(_PHASES, the_round=number).mappings())
@@ -203,11 +205,7 @@ _BEFORE = _SUMS.where(Round.c.round == _NUMBER - 1)
 _LAST_CLOSED = (
     _SUMS.where(Round.c.round < _NUMBER, Round.c.until_s.is_not(None)).order_by(Round.c.round.desc()).limit(1)
 )
-_ASSIGNMENTS = (
-    columns_of(Update, UpdateRow)
-    .where(Update.c.run_id == _RUN)
-    .order_by(Update.c.round, Update.c.device, Update.c.assigned_at)
-)
+_ASSIGNMENTS = columns_of(Update, UpdateRow).where(Update.c.run_id == _RUN)
 _OWN = _ASSIGNMENTS.where(Update.c.round == _NUMBER)
 _UNUSUAL = _OWN.where(  # of the others an explanation tells nothing
     (Update.c.device == bindparam("the_slowest")) | (Update.c.outcome != "aggregated") | (Update.c.weight_reason != "")

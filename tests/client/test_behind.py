@@ -15,7 +15,7 @@ from tests.support.small_task import Aggregator, plan_of
 from thinwire.client import execute
 from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.calls import BackgroundSender
-from thinwire.client.execute import Trained, trained
+from thinwire.client.execute import Trained
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHeader
@@ -48,12 +48,13 @@ def test_the_next_training_begins_while_an_answer_is_being_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training, sending, ended = threading.Event(), threading.Event(), list[bool]()
+    plain = execute.train
 
     def train(job: AssignmentContext, *rest: Any) -> Trained:
         if job.assignment.round == 2:
             sending.wait(WAIT_S)
             training.set()
-        return trained(job, *rest)
+        return plain(job, *rest)
 
     push = LocalLink.push
 
@@ -64,7 +65,7 @@ def test_the_next_training_begins_while_an_answer_is_being_sent(
         push(link, reply, bundle)
 
     monkeypatch.setattr(LocalLink, "push", slow)
-    monkeypatch.setattr(execute, "trained", train)
+    monkeypatch.setattr(execute, "train", train)
     running = Running(tmp_path)
     overlapped(running)
     thread = running.start()

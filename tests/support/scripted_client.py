@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from thinwire.cli.main import main
-from thinwire.client import handler
+from thinwire.client import execute
 from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.errors import CannotReply
 from thinwire.client.execute import Result
@@ -42,5 +42,5 @@ def working(absent: Collection[int], restarted: Collection[int]) -> Work:
 
 if __name__ == "__main__":
     said = json.loads(sys.argv.pop(1))
-    handler.work = working(said["absent"], said["again"])  # type: ignore[attr-defined, assignment]  # for every handler of it
+    execute.work = working(said["absent"], said["again"])  # type: ignore[assignment]  # for every handler of it
     sys.exit(main())

@@ -12,8 +12,7 @@ Read the files in this order:
     personal        the layers that stay on the client: their values in training, and with which a run begins
     personal_files  what is kept of them after a run, and the whole model
     assignment_context  one assignment with its keys, schedule, deadline and limits
-    execute         the work of one assignment: load the model, evaluate, train, encode
-    first_model     the reply to an assignment to make the first model of a run
+    execute         the work of one assignment: load the model, evaluate, train, encode; make a first model
     payload         frames to vectors and back, for both directions
     executor        the task in this process or in a worker
     worker_process  the worker: its socket, its watchdog, its Python

@@ -1,7 +1,8 @@
 """Execute one assignment: load the base model, evaluate, train and encode, or make the first model of a run.
 
-`work` handles an assignment to train or evaluate. `trained` and `encoded` are its two halves, which overlap runs in two
-threads. Each function returns the state after it, and stores nothing.
+`work` executes an assignment to train or evaluate. `train` and `encode_update` are its two halves, which overlap runs
+in two threads. `first_model` executes an `init` assignment. Each function returns the state after it, and stores
+nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from thinwire.client.executor import local_of
 from thinwire.client.payload import ControlVariate, encode
 from thinwire.client.personal import PersonalExecutor, StartingValues, arrays_of, starting_values, values_of_origin
 from thinwire.client.private_noise import noised, private_steps, without_divergence
-from thinwire.client.train.protocol import TrainRequest, TrainResult, Work
+from thinwire.client.train.layout import Key as WorkerKey
+from thinwire.client.train.protocol import Local, TrainRequest, TrainResult, Work
 from thinwire.client.train.state import are_equal
+from thinwire.compression import parse
 from thinwire.compression.native import cores, planned_threads
 from thinwire.core.errors import NonFiniteUpdate
+from thinwire.core.prng import Key
 from thinwire.core.protocol import without_facts
 from thinwire.core.records import replace
 from thinwire.core.score_histogram import own_values
@@ -90,8 +94,8 @@ def work(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Result:
     """Train or evaluate, and encode the update."""
-    found = trained(job, header, state, executor, client)
-    return encoded(job, found, found.next_state, executor.layout)
+    trained = train(job, header, state, executor, client)
+    return encode_update(job, trained, trained.next_state, executor.layout)
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class _LoadedModel:
     state: ClientRunState
 
 
-def trained(
+def train(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
@@ -221,8 +225,8 @@ def _with_evaluation(
     metrics = {f"eval/{name}": value for name, value in sums.items()}
     if model.personal and (seen := max((count for _, count in metrics.values()), default=0)):
         metrics[OWN_METRIC] = (seen if model.begin.vector is not None else 0.0, seen)
-    evaluate_s, train_s = sum(one.measure_s for one in results), sum(one.train_s for one in results)
-    load_s = sum((one.load_s for one in results), prepare_s)
+    evaluate_s, train_s = sum(result.measure_s for result in results), sum(result.train_s for result in results)
+    load_s = sum((result.load_s for result in results), prepare_s)
     stages = (job.delivery.download_s, job.queue_s, evaluate_s, train_s, 0.0, load_s)
     spent = Timings(*(round(seconds, DIGITS) for seconds in stages))
     return replace(header, histograms=histograms, metrics=metrics, timings=spent)
@@ -262,47 +266,48 @@ def _state_of(job: AssignmentContext, state: ClientRunState) -> Arrays:
     """
     begins = not (state.context or state.sequence)
     origin = values_of_origin(job.folder, job.plan.run.init) if begins else None
-    found = origin.context if origin else state.context
-    if sum(array.nbytes for array in found.values()) > job.max_state_bytes:
+    arrays = origin.context if origin else state.context
+    if sum(array.nbytes for array in arrays.values()) > job.max_state_bytes:
         why = "this run's context.state holds more than [policy] max_state_mb allows since"
         raise CannotReply("declined", f"max_state_mb: {why}")
-    return found
+    return arrays
 
 
-def trained_finite(
+def train_finite(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
-    """Train as `trained` does; raise `NonFiniteUpdate` if training diverged, as nothing is encoded yet."""
-    found = trained(job, header, state, executor, client)
-    if not math.isfinite(found.header.norm):
+    """Train as `train` does; raise `NonFiniteUpdate` if training diverged, as nothing is encoded yet."""
+    trained = train(job, header, state, executor, client)
+    if not math.isfinite(trained.header.norm):
         raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint="a smaller [local] lr")
-    return found
+    return trained
 
 
-def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model: Layout) -> Result:
+def encode_update(job: AssignmentContext, trained: Trained, state: ClientRunState, model: Layout) -> Result:
     """Encode an update and return the reply with the state after it: its residual, and the codec's own arrays."""
-    header, change, buffers = found.header, found.change, found.buffers
+    header, change, buffers = trained.header, trained.change, trained.buffers
     if change is None or buffers is None:
         return Result(header, state)
     local, begun, layout = job.plan.local, job.clock.now(), transmitted_layout(algorithm_of(job.plan), model)
     if job.plan.privacy.mode == "local":
         change = noised(change, job.plan, layout)
     with planned_threads(local.codec_threads or cores()):
-        payloads, state = _encoded(job, change, state, layout, found.following)
+        payloads, state = _encode(job, change, state, layout, trained.following)
     residual = state.residual if feedback_of(job.plan.uplink) == "classic" else None  # with EF21 it is the reference
     averaged = local.buffers == "average"
     parts, body = payload.packed(payloads, layout, buffers if averaged else None)
     if job.plan.is_protected:
         return Result(without_facts(replace(header, parts=parts, codec=job.assignment.codec)), state, body)
+    shared = {name: n for name, n in trained.next_state.counters.items() if name not in trained.personal}
     header = replace(
         header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(residual),
-        counters={n: v for n, v in found.next_state.counters.items() if n not in found.personal} if averaged else {},
+        counters=shared if averaged else {},
         timings=replace(header.timings, encode_s=round(job.clock.now() - begun, DIGITS)),
     )  # fmt: skip
     return Result(header, state, body)
 
 
-def _encoded(
+def _encode(
     job: AssignmentContext, change: Vector, state: ClientRunState, layout: Layout, following: ControlVariate | None
 ) -> tuple[list[Payload], ClientRunState]:
     """Return an update's frames, and the state after it; `change` is donated."""
@@ -314,6 +319,37 @@ def _encoded(
 
 
 def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
+    """Return True if the assignment evaluates its model version, alone or before it trains."""
     is_due = (assignment.round - 1) % plan.run.evaluate_every == 0 and not assignment.is_follow_up
-    asked = plan.run.evaluate == "clients" and assignment.evaluates and is_due
-    return assignment.kind == "evaluate" or asked
+    evaluates_first = plan.run.evaluate == "clients" and assignment.evaluates and is_due
+    return assignment.kind == "evaluate" or evaluates_first
+
+
+def first_model(
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
+) -> Result:
+    """Return the first model of a run as a reply; the state does not change.
+
+    The model is what the task's `model()` makes from the run's seed, the same on any device. It is sent whole and
+    without loss, as float32, and no outcome of it comes. Raises `CannotReply` if this device's model has other tensors
+    than the run's, and `NonFiniteUpdate` if `model()` makes NaN or infinity.
+
+    Invariant: no data of the device are read.
+    """
+    assignment, layout = job.assignment, executor.layout
+    if assignment.layout_digest != layout.digest:
+        raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
+    request = TrainRequest(
+        measure=False, train=False, local=Local.of(job.plan.local.model_dump(mode="json")), work=Work(),
+        key=WorkerKey(job.plan.run.seed), first=True,
+    )  # fmt: skip
+    done = job.do(executor, request, client, np.zeros(layout.size, np.float32), None)
+    if done.params is None or not np.isfinite(done.params).all():
+        raise NonFiniteUpdate("the first model holds NaN or infinity", why="model() makes it so")
+    codec = parse("identity").bind(layout)
+    frames = [
+        codec.encode(done.params[segment.span], codec.init(segment.index), Key(0), segment.index).payload
+        for segment in layout.segments
+    ]
+    parts, body = payload.packed(frames, layout, done.buffers)
+    return Result(replace(header, examples=1, a=1.0, parts=parts, counters=done.counters), state, body)

@@ -23,9 +23,8 @@ from thinwire.client.assignment_context import AssignmentContext
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import FAILED, CannotReply
-from thinwire.client.execute import Begun, Result, Trained, encoded, work
+from thinwire.client.execute import Begun, Result, Trained
 from thinwire.client.executor import Executor, InProcessExecutor
-from thinwire.client.first_model import first_model
 from thinwire.client.outbox import OutcomeHandler, PipelineState
 from thinwire.client.personal import executor_for
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
@@ -247,7 +246,7 @@ class AssignmentHandler:
             outcome_handler.require_client_state(state)
         if assignment.secure is not None:
             return self._begin_secure(job, header, state, send)
-        make = first_model if assignment.kind == "init" else work
+        make = execute.first_model if assignment.kind == "init" else execute.work
         return self._commit(assignment, folder, make(job, header, state, executor, self.client))
 
     def _admitted(self, delivery: Delivery, sequence: int) -> tuple[Delivery, RunPlan]:
@@ -294,7 +293,7 @@ class AssignmentHandler:
         pending = outbox.still_pending(state.pending, outcomes, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = execute.trained_finite(job, header, state, executor, self.client)
+            found = execute.train_finite(job, header, state, executor, self.client)
         except Cancelled:
             raise
         except Exception as error:
@@ -312,7 +311,7 @@ class AssignmentHandler:
         if assignment.round <= state.encoded_at:  # one masked vector a round, whatever an aggregator has forgotten
             raise CannotReply(FAILED, "order", f"round {state.encoded_at} of this run was summed here before")
         with self.rounds.during(job, executor.layout.size, policy, send):
-            found = execute.trained_finite(job, header, state, executor, self.client)
+            found = execute.train_finite(job, header, state, executor, self.client)
         self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
         return Begun(job, found, self.clock.now())
 
@@ -331,7 +330,7 @@ class AssignmentHandler:
             pending=outbox.without(new.pending, void),
         )  # fmt: skip
         onto = outbox.with_own_values(onto, new) if begun.follows.isdisjoint(void) else onto
-        make = encoded if assignment.secure is None else self.rounds.encode
+        make = execute.encode_update if assignment.secure is None else self.rounds.encode
         return self._commit(assignment, folder, make(job, found, onto, layout))
 
     def _executor(self, plan: RunPlan) -> Executor:

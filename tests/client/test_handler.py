@@ -9,7 +9,7 @@ import torch
 from tests.support.small_task import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean
 from thinwire.client import execute, payload
-from thinwire.client.assignment_context import AssignmentContext
+from thinwire.client.assignment_context import AssignmentContext, HandlerEnvironment
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import encode, parts_of
@@ -223,8 +223,9 @@ def test_data_without_a_test_part_is_trained_on_and_not_measured(tmp_path):
 def test_the_longer_training_takes_the_fewer_lines_it_says(tmp_path) -> None:
     aggregator, time, said = Aggregator(tmp_path, task_of(), plan_of()), VirtualClock(), list[str]()
     job = AssignmentContext(
-        aggregator.assign(1), aggregator.plan, "pi-01", lambda: False, said.append, clock=Clock(time.now)
-    )
+        aggregator.assign(1), aggregator.plan, "pi-01", lambda: False, said.append,
+        environment=HandlerEnvironment(clock=Clock(time.now)),
+    )  # fmt: skip
     for step in range(1, 3601):
         job.tell("train", step, 3600)
         time.advance(1.0)

@@ -72,7 +72,7 @@ def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path
     handler = aggregator.handler()
     aggregator.answer(handler, aggregator.assign())
     before = handler.kept[RUN][1]
-    broken = AssignmentHandler("pi-01", task_of(loss=nan_loss), tmp_path / "device", handler.client)
+    broken = AssignmentHandler(task_of(loss=nan_loss), tmp_path / "device", handler.client)
     failure, _ = aggregator.answer(broken, aggregator.assign(2))
     assert failure.kind == "non-finite"
     assert broken.unsent() == [(e.header, handler.kept[RUN][0].path(e)) for e in before.outbox]

@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.support.small_task import RUN, Aggregator, normed, plan_of, task_of
 from thinwire.client import personal_files
+from thinwire.client.admission import AdmissionController
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.personal_files import SharedModels, delete_run, kept_runs, put_aside, values_of, whole_model
 from thinwire.client.run_state import ClientRunState
@@ -43,9 +44,11 @@ class Device(Aggregator):
         super().__init__(folder, task_of(**{"model": normed, **task}), plan_of(local))
         self.home, self.min_free = folder / "device", min_free
 
-    def handler(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
-        found = SharedModels(self.home, lambda task: made.executor.layout, lambda: self.min_free)
-        made = super().handler(home, keep_shared=found.keep, **options)
+    def handler(
+        self, home: Path | None = None, admission: AdmissionController | None = None, **environment: Any
+    ) -> AssignmentHandler:
+        models = SharedModels(self.home, lambda task: made.executor.layout, lambda: self.min_free)
+        made = super().handler(home, admission, keep_shared=models.keep, **environment)
         return made
 
     def train(self, *rounds: int, **changed: Any) -> AssignmentHandler:

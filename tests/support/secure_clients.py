@@ -130,7 +130,7 @@ class SecureClients:
         identity = self.identities.get(number) or secure_identity(number)
         admission = AdmissionController(self.owner, folder, carries=identity.carries)
         return AssignmentHandler(
-            name, self.task(number), folder, ClientInfo(name), **{"secure": identity, "admission": admission, **options}
+            self.task(number), folder, ClientInfo(name), **{"secure": identity, "admission": admission, **options}
         )
 
     def assignment(self, name: str, **changed: Any) -> Delivery:

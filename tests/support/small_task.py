@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from thinwire.aggregation import write_model
+from thinwire.client.admission import AdmissionController
+from thinwire.client.assignment_context import HandlerEnvironment
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.task import Initial, LoadedTask, as_task, initial_model
 from thinwire.client.train.protocol import ClientInfo, Local, Split
@@ -66,10 +68,12 @@ class Aggregator:
         self.first: Initial = initial_model(task, 0, plan.local.personal_layers)
         self.said: list[str] = []
 
-    def handler(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
-        """The device as a new process would find it."""
-        folder = private_folder(home or self.folder / "device")
-        return AssignmentHandler("pi-01", self.task, folder, ClientInfo("pi-01"), **options)
+    def handler(
+        self, home: Path | None = None, admission: AdmissionController | None = None, **environment: Any
+    ) -> AssignmentHandler:
+        """The device as a new process would find it; `environment` are fields of a `HandlerEnvironment`."""
+        folder, around = private_folder(home or self.folder / "device"), HandlerEnvironment(**environment)
+        return AssignmentHandler(self.task, folder, ClientInfo("pi-01"), admission, environment=around)
 
     def assign(
         self,

@@ -66,7 +66,7 @@ class Elsewhere:
 
     def handler(self, home: Path | None = None) -> AssignmentHandler:
         (executor,) = self.worker.executors()
-        return AssignmentHandler("pi-01", executor, home or self.folder, ClientInfo("pi-01"))
+        return AssignmentHandler(executor, home or self.folder, ClientInfo("pi-01"))
 
     def answer(self, handler: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
         return handler.answer(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]

@@ -17,6 +17,7 @@ from pathlib import Path
 from thinwire import __version__
 from thinwire.client import payload
 from thinwire.client.admission import AdmissionController
+from thinwire.client.assignment_context import HandlerEnvironment
 from thinwire.client.calls import Retrier, Say
 from thinwire.client.errors import CannotReply
 from thinwire.client.executor import Executor, Worker
@@ -71,12 +72,8 @@ def serve(
         folder=folder, carries=secure.carries if secure is not None else frozenset()
     )
     shared = SharedModels(folder, lambda task: handlers[task].executor.layout, lambda: admission.min_free_bytes)
-    handlers = {
-        task.name: AssignmentHandler(
-            name, task, folder, where, admission=admission, secure=secure, keep_shared=shared.keep
-        )
-        for task in tasks
-    }
+    environment = HandlerEnvironment(keep_shared=shared.keep)
+    handlers = {task.name: AssignmentHandler(task, folder, where, admission, secure, environment) for task in tasks}
     with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
         here = installed() if worker is None else {}
 

@@ -1,6 +1,7 @@
 """The context of one assignment: its keys, schedule, deadline, progress and limits, for the work in client/execute.py.
 
-`AssignmentContext` also lets the executor carry out a request, and ends it at the owner's limit.
+`AssignmentContext` also lets the executor carry out a request, and ends it at the owner's limit. `HandlerEnvironment`
+is what all assignments of a handler share: the files, the models and the clock of its machine.
 """
 
 from __future__ import annotations
@@ -8,22 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.client import payload
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
+from thinwire.client.run_state import RunFolder, Write
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import TrainRequest, TrainResult
 from thinwire.client.train.schedule import REAL, Clock, Schedule
 from thinwire.core.prng import Key, derive
+from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Assignment, Vector
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from thinwire.client.admission import Limit
     from thinwire.client.executor import Executor
     from thinwire.client.train.protocol import ClientInfo
@@ -34,6 +36,25 @@ SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
 SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
 MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
 LATER = 0.5  # of the allowed staleness, which a client that misses the deadline anyway may train for
+
+
+@dataclass(frozen=True)
+class HandlerEnvironment:
+    """Holds how a handler reaches its machine. The defaults are a device's; simulations and tests replace some.
+
+    `write` puts one file on disk. `folders` opens the directory of a run; None opens one that is written behind the
+    work. `take_base` brings a replica to an assignment's model version. `keep_shared` gets the shared models of runs
+    with personal layers. `may_stop` lets a deadline end training if the plan allows it. `debug` raises the errors of a
+    task, which otherwise become failures.
+    """
+
+    write: Write = write_atomically
+    folders: Callable[[Path, str], RunFolder] | None = None
+    take_base: payload.TakeBase = payload.take_base
+    keep_shared: payload.KeepShared | None = None
+    clock: Clock = REAL
+    may_stop: bool = True
+    debug: bool = False
 
 
 @dataclass
@@ -51,16 +72,13 @@ class AssignmentContext:
     say: Say
     queue_s: float = 0.0
     may_measure: bool = True
-    take_base: payload.TakeBase = payload.take_base
-    may_stop: bool = True  # the deadline may end training if the plan allows it
     uplink_estimator: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
-    clock: Clock = REAL
     limit: Limit | None = None  # the owner's
     began: float = 0.0  # when the work on the assignment began, by `clock`
     max_state_bytes: int = 0  # of `context.state`, the owner's limit
     loaded: Callable[[Vector | None], None] = lambda buffers: None  # called with the float buffers of the loaded model
     folder: Path | None = None  # the client's
-    keep_shared: payload.KeepShared | None = None
+    environment: HandlerEnvironment = HandlerEnvironment()
 
     def __post_init__(self) -> None:
         # With overlap the assignment was sent ahead, so its deadline starts when the work does.
@@ -68,6 +86,11 @@ class AssignmentContext:
         self.until = self.clock.now() - waited_s + self.assignment.deadline_s
         self._said_at = -math.inf
         self._began_at: float | None = None  # time of the first progress report of training
+
+    @property
+    def clock(self) -> Clock:
+        """Return the clock of the handler's machine."""
+        return self.environment.clock
 
     @property
     def assignment(self) -> Assignment:
@@ -111,7 +134,7 @@ class AssignmentContext:
         training before that, whatever the deadline.
         """
         cohort, deadline_s, codec = self.plan.cohort, self.assignment.deadline_s, self.assignment.codec
-        if not (self.plan.local.partial and self.may_stop):
+        if not (self.plan.local.partial and self.environment.may_stop):
             return None
         limit_s = math.inf if self.limit is None else (1 - MARGIN) * self.limit.left_s
         if (left_s := self.left_s) is None:

@@ -156,9 +156,9 @@ def _load(job: AssignmentContext, state: ClientRunState, executor: Executor) -> 
         payload.require_work(assignment.work, local.batch)
     replica = ModelReplica(layout, job.plan.downlink.codec, state.replica, state.replica_version)
     with planned_threads(local.codec_threads or cores()):
-        buffers = job.take_base(assignment, job.delivery.bundle, replica)
-    if (globs := local.personal_layers) and job.keep_shared is not None:
-        job.keep_shared(assignment, tuple(globs), replica.params, buffers)
+        buffers = job.environment.take_base(assignment, job.delivery.bundle, replica)
+    if (globs := local.personal_layers) and (keep_shared := job.environment.keep_shared) is not None:
+        keep_shared(assignment, tuple(globs), replica.params, buffers)
     job.loaded(buffers)
     if job.plan.downlink.compressed:  # later versions come as updates to this one
         state = replace(state, layout_digest=digest, replica=replica.params, replica_version=assignment.base_version)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from thinwire.client import errors, execute, outbox, payload
 from thinwire.client.admission import AdmissionController
-from thinwire.client.assignment_context import AssignmentContext
+from thinwire.client.assignment_context import AssignmentContext, HandlerEnvironment
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import FAILED, CannotReply
@@ -27,19 +27,18 @@ from thinwire.client.execute import Begun, Result, Trained
 from thinwire.client.executor import Executor, InProcessExecutor
 from thinwire.client.outbox import OutcomeHandler, PipelineState
 from thinwire.client.personal import executor_for
-from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
+from thinwire.client.run_state import ClientRunState, Entry, RunFolder, waiting_folder
 from thinwire.client.run_store import RunStore
 from thinwire.client.secure import SecureIdentity, SecureRounds, Send
 from thinwire.client.train.errors import Cancelled, in_full
 from thinwire.client.train.protocol import ClientInfo
-from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import is_protected
 from thinwire.core.records import replace
-from thinwire.core.statedir import require_room, write_atomically
+from thinwire.core.statedir import require_room
 from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
 
 Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
@@ -49,8 +48,7 @@ class AssignmentHandler:
     """The handler of one task's assignments, over all runs of that task.
 
     `admission` admits assignments, `kept` holds the state of every run, `executor` executes the task. `folder` is the
-    client's directory and `client` names its data. Simulations and tests replace `write`, `folders`, `take_base`,
-    `clock` and `may_stop`. Only with `secure` it can sum under masks. `keep_shared` gets personal runs' shared models.
+    client's directory. `client` has its name and its data. Only with `secure` it can sum under masks.
 
     Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
     was.
@@ -58,31 +56,22 @@ class AssignmentHandler:
 
     def __init__(
         self,
-        name: str,
         task: LoadedTask | Executor,
         folder: Path,
         client: ClientInfo,
-        *,
-        write: Write = write_atomically,
-        debug: bool = False,
         admission: AdmissionController | None = None,
-        folders: Callable[[Path, str], RunFolder] | None = None,
-        take_base: payload.TakeBase = payload.take_base,
-        clock: Clock = REAL,
-        may_stop: bool = True,
         secure: SecureIdentity | None = None,
-        keep_shared: payload.KeepShared | None = None,
+        environment: HandlerEnvironment = HandlerEnvironment(),
     ) -> None:
         self.rounds = SecureRounds(secure)
         self.admission = admission or AdmissionController(carries=secure.carries if secure is not None else frozenset())
-        self.name, self.folder, self.client = name, folder, client
+        self.name, self.folder, self.client = client.name, folder, client  # an operator may rename the device
         self.executor: Executor = InProcessExecutor(task, client.device) if isinstance(task, LoadedTask) else task
-        self.debug = debug
-        self.clock, self.may_stop = clock, may_stop  # may_stop: a deadline may end training if the plan allows it
-        self.kept = RunStore(
-            folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.admission.min_free_bytes)
+        self.environment, self.clock = environment, environment.clock
+        written_behind = partial(
+            waiting_folder, write=environment.write, min_free=lambda: self.admission.min_free_bytes
         )
-        self._take_base, self._keep_shared = take_base, keep_shared
+        self.kept = RunStore(folder, environment.folders or written_behind)
         # By run, for the runs in `kept`.
         self._uplink_estimators = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
         self._ahead: dict[str, PipelineState] = {}
@@ -228,9 +217,13 @@ class AssignmentHandler:
             require_room(self.folder, more_bytes, self.admission.min_free_bytes)
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
-            self.admission.allows("evaluate"), self._take_base, self.may_stop,
-            self._uplink_estimators[assignment.run], self.clock, self.admission.limit(self.clock), began,
-            self.admission.max_state_bytes, folder=self.folder, keep_shared=self._keep_shared,
+            may_measure=self.admission.allows("evaluate"),
+            uplink_estimator=self._uplink_estimators[assignment.run],
+            limit=self.admission.limit(self.clock),
+            began=began,
+            max_state_bytes=self.admission.max_state_bytes,
+            folder=self.folder,
+            environment=self.environment,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
@@ -381,7 +374,7 @@ class AssignmentHandler:
 
     def _failed(self, error: Exception, assignment: Assignment, say: Say) -> Failure:
         """Return the failure to send, and print the whole error on this device."""
-        if self.debug:
+        if self.environment.debug:
             raise error
         failure = errors.told(error, assignment, self.name, self.executor.file, self.folder)
         failed = "" if failure.kind in (*errors.NOT_WRONG, errors.FAILED) else "failed, "

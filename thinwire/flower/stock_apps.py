@@ -339,7 +339,7 @@ def trained(request: Carried, context: Context) -> Carried:
     data = context.node_config.get("data")
     split = str(context.node_config.get("split", "iid"))
     client = ClientInfo(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
-    handler = AssignmentHandler(name, load_task(_spec(assignment.task, context)), folder, client)
+    handler = AssignmentHandler(load_task(_spec(assignment.task, context)), folder, client)
     with tempfile.NamedTemporaryFile(dir=folder) as bundle:
         bundle.write(request.parts)
         bundle.flush()

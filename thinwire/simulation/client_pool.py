@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from thinwire.client.admission import AdmissionController
+from thinwire.client.assignment_context import HandlerEnvironment
 from thinwire.client.execute import Begun
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
@@ -362,11 +363,13 @@ class HandlerCache:
 
         scripted = bool(self.crowd.step_s)
         executor = PacedExecutor(self.executor, self.crowd.step_s[index]) if scripted else self.executor
-        handler = AssignmentHandler(
-            name, executor, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
-            admission=self._admission, folders=folder_of, take_base=self._bases.take, clock=executor.clock,
-            may_stop=scripted, secure=simulated_identity(name) if secure else None,
+        environment = HandlerEnvironment(
+            folders=folder_of, take_base=self._bases.take, clock=executor.clock, may_stop=scripted,
+            debug=self.crowd.debug,
         )  # fmt: skip
+        identity, folder = simulated_identity(name) if secure else None, self.crowd.folder / name
+        client = self.crowd.place(index)
+        handler = AssignmentHandler(executor, folder, client, self._admission, identity, environment)
         self._awake[index] = handler, made
         return self._awake[index]
 

@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from thinwire.client.admission import AdmissionController
+from thinwire.client.assignment_context import HandlerEnvironment
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import BaseModelCache
@@ -366,8 +367,9 @@ class Training:
     def client(self, index: int, step_s: StepSeconds) -> Trained:
         """Return the work of client `index`."""
         crowd, name, executor = self.crowd, self.crowd.name(index), PacedExecutor(self.executor)
-        handler = AssignmentHandler(
-            name, executor, crowd.folder / name, crowd.place(index), debug=crowd.debug, admission=self._admission,
-            folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock,
-        )  # fmt: skip
+        environment = HandlerEnvironment(
+            folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock, debug=crowd.debug
+        )
+        folder, client = crowd.folder / name, crowd.place(index)
+        handler = AssignmentHandler(executor, folder, client, self._admission, environment=environment)
         return Trained(handler, executor, step_s)

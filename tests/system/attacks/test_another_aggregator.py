@@ -98,7 +98,7 @@ class Device:
         return link, delivery, header, body
 
     def handler(self) -> AssignmentHandler:
-        return AssignmentHandler(DEVICE, self.task, self.folder, ClientInfo(DEVICE))
+        return AssignmentHandler(self.task, self.folder, ClientInfo(DEVICE))
 
     @contextlib.contextmanager
     def running(self, here: Place) -> Iterator[None]:

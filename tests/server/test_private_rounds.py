@@ -37,7 +37,7 @@ from thinwire.server.model_store import Versions
 from thinwire.server.privacy_budget import PrivacyBudget
 from thinwire.server.private_mode import CentralMode, PrivateAggregator
 from thinwire.simulation import SyntheticUpdates
-from thinwire.simulation.scripted_device import Answer, Turn
+from thinwire.simulation.scripted_device import ReplyWithParts, Turn
 from thinwire.store import Store
 from thinwire.store.privacy_ledger import PrivacyLedger
 
@@ -75,7 +75,7 @@ def change(name: str, assignment: Assignment) -> Vector:
 class Silent(SyntheticUpdates):
     """Replies as a client of a private run does: without a fact of its data beside the update."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         header, body = super().answer(delivery, turn)
         assert isinstance(header, ReplyHeader)
         return without_facts(header), body

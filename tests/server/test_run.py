@@ -39,7 +39,7 @@ from thinwire.core.events import (
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.simulation import Script, ScriptedDevice, SyntheticUpdates, Turn
-from thinwire.simulation.scripted_device import Answer
+from thinwire.simulation.scripted_device import ReplyWithParts
 
 
 def test_a_run_makes_its_rounds_and_measures_every_version(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_target_stays_reached_where_the_last_model_is_worse_and_the_aggregator
 class MeasuresTwo(SyntheticUpdates):
     """Version 2 reaches the target and no other does; by the run's own metric the first is the best."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         found, body = super().answer(delivery, turn)
         assert isinstance(found, ReplyHeader)
         version = delivery.assignment.base_version

@@ -21,7 +21,7 @@ from thinwire.core.events import RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHeader
 from thinwire.simulation import SyntheticUpdates, Turn
-from thinwire.simulation.scripted_device import Answer
+from thinwire.simulation.scripted_device import ReplyWithParts
 
 STEPS = 8
 LADDER = ["identity", "fp16", "int8", "sign"]  # a constant comes out of each as it went in
@@ -42,7 +42,7 @@ class Stopping(SyntheticUpdates):
         self.made[assignment.assignment_id] = steps = max(self.least, fit)
         return replace(turn, compute_s=steps * step_s)
 
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         header, body = super().answer(delivery, turn)
         assert isinstance(header, ReplyHeader)
         steps = self.made[delivery.assignment.assignment_id]

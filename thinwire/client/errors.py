@@ -51,7 +51,7 @@ class CannotReply(Exception):
         self.kind, self.said = kind, said or why
 
 
-def told(error: Exception, assignment: Assignment, device: str, file: str, folder: Path) -> Failure:
+def failure_of(error: Exception, assignment: Assignment, device: str, file: str, folder: Path) -> Failure:
     """Return the failure to send for an error in a task whose code is `file`; the traceback is kept in `folder`."""
     kind, text = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error"), place(error, file)
     if isinstance(error, CannotReply):
@@ -62,7 +62,7 @@ def told(error: Exception, assignment: Assignment, device: str, file: str, folde
     return Failure(kind, text, assignment.assignment_id, device, identity=assignment.identity)
 
 
-def untelling(failure: Failure) -> Failure:
+def without_details(failure: Failure) -> Failure:
     """Return a failure as a secure round tells it: without a kind or a text that would be a fact of a single client."""
     return replace(failure, kind=FAILED, text=WORK) if failure.kind in TELLING else failure
 

@@ -41,7 +41,7 @@ from thinwire.core.records import replace
 from thinwire.core.statedir import require_room
 from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
 
-Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
+ReplyWithFile = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
 
 
 class AssignmentHandler:
@@ -84,7 +84,9 @@ class AssignmentHandler:
         self.kept.seen |= sequences
         self.kept.identities = dict(identities or {})
 
-    def answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0) -> Answer:
+    def answer(
+        self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0
+    ) -> ReplyWithFile:
         """Return the committed reply to an assignment, except one of a secure round, which has phases.
 
         Raises `Cancelled` if the aggregator withdrew the assignment during the work.
@@ -95,7 +97,7 @@ class AssignmentHandler:
     def begin(
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0,
         send: Send | None = None,
-    ) -> Answer | Begun:  # fmt: skip
+    ) -> ReplyWithFile | Begun:  # fmt: skip
         """Return the reply, or with overlap or in a secure round a `Begun` from which `finish` makes the reply.
 
         With overlap, the next assignment may begin before `finish` is called. One thread calls `finish`, in the order
@@ -112,7 +114,7 @@ class AssignmentHandler:
             self.admission.ended(delivery.assignment)
         return begun
 
-    def finish(self, begun: Begun) -> Answer:
+    def finish(self, begun: Begun) -> ReplyWithFile:
         """Encode and commit what was trained, and return the reply.
 
         An update that failed to encode is removed from the start of the next training. A training that began before
@@ -121,17 +123,17 @@ class AssignmentHandler:
         """
         assignment, ahead = begun.job.assignment, self._ahead_of(begun.job.assignment.run)
         try:
-            answer = self._finish(begun)
+            reply = self._finish(begun)
         except Cancelled:
             raise
         except Exception as error:
             if isinstance(begun.outcome, Trained):
                 ahead.void |= {begun.outcome.header.update_id.sequence}
-            answer = self._failed(error, assignment, begun.job.say), None
+            reply = self._failed(error, assignment, begun.job.say), None
         finally:
             ahead.making.discard(assignment.assignment_id)
         self.admission.ended(assignment)
-        return answer
+        return reply
 
     def answer_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
         """Return the reply to a later phase of a secure round; None for `masked`, to which the update is the reply.
@@ -172,15 +174,15 @@ class AssignmentHandler:
 
     def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply on disk that has no outcome yet, with its file, but none that the ledger cannot note."""
-        found = []
+        replies = []
         for header, path in self.kept.unsent(self.executor.name, say):
             try:  # a kill behind the commit may have left it out
                 self.admission.answered(header.identity, header.assignment_id)
             except DataLost as error:
                 say(f"{header.assignment_id}: its reply is not sent: {error}")
             else:
-                found.append((header, path))
-        return found
+                replies.append((header, path))
+        return replies
 
     def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
         """Record that the aggregator has the reply.
@@ -193,12 +195,12 @@ class AssignmentHandler:
 
     def _begin(
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float, send: Send | None
-    ) -> Answer | Begun:
+    ) -> ReplyWithFile | Begun:
         assignment, ahead, began = delivery.assignment, self._ahead_of(delivery.assignment.run), self.clock.now()
         if assignment.assignment_id in ahead.making:  # read before the state, which gets the reply first
             raise Cancelled  # the assignment came again, and its reply is being finished
         folder, state = self.kept.opened(assignment.run, say, assignment.identity)
-        self._forget_gone()
+        self._forget_idle_runs()
         if ahead.state is not None and ahead.state.identity != assignment.identity:
             ahead = self._ahead[assignment.run] = PipelineState()
             self._uplink_estimators.pop(assignment.run, None)
@@ -286,15 +288,15 @@ class AssignmentHandler:
         pending = outbox.still_pending(state.pending, outcomes, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = execute.train_finite(job, header, state, executor, self.client)
+            trained = execute.train_finite(job, header, state, executor, self.client)
         except Cancelled:
             raise
         except Exception as error:
             return Begun(job, self._failed(error, assignment, job.say), self.clock.now())
-        ahead.state = replace(found.next_state, sequence=header.update_id.sequence)
+        ahead.state = replace(trained.next_state, sequence=header.update_id.sequence)
         ahead.making.add(assignment.assignment_id)
         ahead.follows |= {header.update_id.sequence}
-        return Begun(job, found, self.clock.now(), ahead.follows)
+        return Begun(job, trained, self.clock.now(), ahead.follows)
 
     def _begin_secure(
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, send: Send | None
@@ -304,27 +306,27 @@ class AssignmentHandler:
         if assignment.round <= state.encoded_at:  # one masked vector a round, whatever an aggregator has forgotten
             raise CannotReply(FAILED, "order", f"round {state.encoded_at} of this run was summed here before")
         with self.rounds.during(job, executor.layout.size, policy, send):
-            found = execute.train_finite(job, header, state, executor, self.client)
+            trained = execute.train_finite(job, header, state, executor, self.client)
         self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
-        return Begun(job, found, self.clock.now())
+        return Begun(job, trained, self.clock.now())
 
-    def _finish(self, begun: Begun) -> Answer:
-        job, assignment, found = begun.job, begun.job.assignment, begun.outcome
+    def _finish(self, begun: Begun) -> ReplyWithFile:
+        job, assignment, trained = begun.job, begun.job.assignment, begun.outcome
         folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
         state, layout = self._apply_outcomes(self._outcome_handler(job, folder), state), self._executor(job.plan).layout
-        if isinstance(found, Failure):
-            return found, None
-        spent = found.header.timings
+        if isinstance(outcome, Failure):
+            return trained, None
+        spent = trained.header.timings
         spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)
-        found = replace(found, header=replace(found.header, timings=spent))
-        new, void = found.next_state, self._ahead_of(assignment.run).void
-        onto = replace(
+        trained = replace(trained, header=replace(trained.header, timings=spent))
+        new, void = trained.next_state, self._ahead_of(assignment.run).void
+        merged = replace(
             state, layout_digest=new.layout_digest, replica=new.replica, replica_version=new.replica_version,
             pending=outbox.without(new.pending, void),
         )  # fmt: skip
-        onto = outbox.with_own_values(onto, new) if begun.follows.isdisjoint(void) else onto
+        merged = outbox.with_own_values(merged, new) if begun.follows.isdisjoint(void) else merged
         make = execute.encode_update if assignment.secure is None else self.rounds.encode
-        return self._commit(assignment, folder, make(job, found, onto, layout))
+        return self._commit(assignment, folder, make(job, trained, merged, layout))
 
     def _executor(self, plan: RunPlan) -> Executor:
         return executor_for(self.executor, plan) if plan.local.personal_layers else self.executor
@@ -333,7 +335,7 @@ class AssignmentHandler:
         """Return the `PipelineState` of a run, or an empty one that is not stored."""
         return self._ahead.get(run) or PipelineState()
 
-    def _forget_gone(self) -> None:
+    def _forget_idle_runs(self) -> None:
         """Remove from memory what belongs to runs that were given up, or in which nothing was done."""
         for run in {*self._uplink_estimators, *self._ahead}:
             if run not in self.kept and not self._ahead_of(run).making:
@@ -353,7 +355,7 @@ class AssignmentHandler:
             self.kept.keep(outcome_handler.assignment, outcome_handler.folder, after)
         return after
 
-    def _commit(self, assignment: Assignment, folder: RunFolder, result: Result) -> Answer:
+    def _commit(self, assignment: Assignment, folder: RunFolder, result: Result) -> ReplyWithFile:
         """Commit a reply. From here on this reply exists, and these bytes are sent whatever happens."""
         header, state, begun = result.header, result.state, self.clock.now()
         silent = is_protected(assignment)  # then the header tells nothing of this device
@@ -376,7 +378,7 @@ class AssignmentHandler:
         """Return the failure to send, and print the whole error on this device."""
         if self.environment.debug:
             raise error
-        failure = errors.told(error, assignment, self.name, self.executor.file, self.folder)
+        failure = errors.failure_of(error, assignment, self.name, self.executor.file, self.folder)
         failed = "" if failure.kind in (*errors.NOT_WRONG, errors.FAILED) else "failed, "
         said = error.said if isinstance(error, CannotReply) else in_full(error)
         say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
@@ -385,4 +387,4 @@ class AssignmentHandler:
             return failure
         with contextlib.suppress(DataLost):  # that a task failed may tell of its data: another try is booked apart
             self.admission.answered(assignment.identity, assignment.assignment_id)
-        return errors.untelling(failure)
+        return errors.without_details(failure)

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from thinwire.client.calls import BackgroundSender, Handover, Retrier, Say, ShuttingDown, sent
 from thinwire.client.execute import Begun
-from thinwire.client.handler import Answer, AssignmentHandler
+from thinwire.client.handler import ReplyWithFile, AssignmentHandler
 from thinwire.client.reloader import Reloader
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.equipment import Equipment
@@ -319,7 +319,7 @@ class Loop:
         if assignment.assignment_id in self.link.cancelled():
             self.say(f"round {assignment.round}: withdrawn by the aggregator")
 
-    def _finish(self, handler: AssignmentHandler, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
+    def _finish(self, handler: AssignmentHandler, begun: ReplyWithFile | Begun, delivery: Delivery, since: float) -> None:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
         try:
             reply, bundle = handler.finish(begun) if isinstance(begun, Begun) else begun

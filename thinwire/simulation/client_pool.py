@@ -52,7 +52,7 @@ class ClientExecutor(Protocol):
     def begin(self, index: int, delivery: Delivery) -> None:
         """Begin to work on an assignment of client `index`, before its turn."""
 
-    def answer(self, index: int, delivery: Delivery) -> Answered:
+    def answer(self, index: int, delivery: Delivery) -> TimedReply:
         """Return the reply of client `index` to an assignment, begun before or not."""
 
 
@@ -68,7 +68,7 @@ class SerialExecutor:
     def begin(self, index: int, delivery: Delivery) -> None:
         """Do nothing, because no work begins before its turn."""
 
-    def answer(self, index: int, delivery: Delivery) -> Answered:
+    def answer(self, index: int, delivery: Delivery) -> TimedReply:
         """Return the reply of client `index` to an assignment."""
         return self._handlers.answer(index, delivery)
 
@@ -131,19 +131,19 @@ class SimulatedClients:
             if self._fleet.is_assigned(link.name):
                 self._turns.add(index, link.name)
             return True
-        answered = self._answering.answer(index, delivery)
-        took_s = answered.took_s
+        timed = self._answering.answer(index, delivery)
+        took_s = timed.took_s
         if self._patient and delivery.assignment.deadline_s:
             took_s = min(took_s, IN_TIME * delivery.assignment.deadline_s)
-        for message in answered.before:
+        for message in timed.before:
             self._push(link, own_clock, message)
-        if answered.reply is None:  # it answers phases of its secure round while it trains
+        if timed.reply is None:  # it answers phases of its secure round while it trains
             self._trains_until[names[0]] = own_clock.now() + took_s
         else:
-            if not isinstance(answered.reply, PhaseReply):
+            if not isinstance(timed.reply, PhaseReply):
                 took_s += max(0.0, self._trains_until.pop(names[0], 0.0) - own_clock.now())
             own_clock.advance(took_s)
-            self._push(link, own_clock, answered.reply, answered.bundle)
+            self._push(link, own_clock, timed.reply, timed.bundle)
         if self._fleet.is_assigned(link.name):  # it has another assignment
             self._turns.add(index, link.name)
         return True
@@ -247,7 +247,7 @@ HANDLER_BYTES = 16 << 10  # of a handler without state
 DATA_BYTES = int(GIB)  # of clients' data in memory; a task reads other clients' data again
 
 
-class Answered(NamedTuple):
+class TimedReply(NamedTuple):
     """Holds a client's reply, and how long it worked for it.
 
     In a secure round the reply to a training assignment is None: the masked update is the reply to the phase `masked`.
@@ -305,19 +305,19 @@ class HandlerCache:
         self._trained: dict[int, Begun] = {}  # clients that have trained for a secure round
         self._states, self._data = LeastRecentlyUsed(), LeastRecentlyUsed()
 
-    def answer(self, index: int, delivery: Delivery) -> Answered:
+    def answer(self, index: int, delivery: Delivery) -> TimedReply:
         """Return the reply of client `index` to an assignment."""
         began = time.perf_counter()
         handler, folders = self._awake.get(index) or self._wake(index, delivery.assignment.secure is not None)
         script_at, before = handler.clock.now(), list[PhaseReply]()
-        reply, file = self._answered(index, handler, delivery, before.append)
+        reply, file = self._reply(index, handler, delivery, before.append)
         took_s = handler.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
         bundle = folders[-1].body(file) if file else None
         if bundle is None and reply is not None:  # no reply is lost in transit; one with parts is read later
             handler.delivered(reply)
         if reply is None:  # the secrets of its round are in memory only: it cannot be evicted
             self._states.drop(index)
-            return Answered(None, None, took_s, tuple(before))
+            return TimedReply(None, None, took_s, tuple(before))
         held_bytes = sum(folder.held_bytes for folder in folders if isinstance(folder, CachedRunFolder))
         self._states.use(index, HANDLER_BYTES + handler.kept.held_bytes + held_bytes)
         for other in self._states.excess(AWAKE_BYTES):
@@ -325,9 +325,9 @@ class HandlerCache:
         self._data.use(index, HANDLER_BYTES + self.executor.inner.split_bytes(handler.client))
         for other in self._data.excess(DATA_BYTES):
             self.executor.inner.forget(self.crowd.place(other))
-        return Answered(reply, bundle, took_s, tuple(before))
+        return TimedReply(reply, bundle, took_s, tuple(before))
 
-    def _answered(
+    def _reply(
         self, index: int, handler: AssignmentHandler, delivery: Delivery, send: Send
     ) -> tuple[Reply | None, Path | None]:
         """Return a client's reply and its file; no reply if its update follows in the phase `masked`."""
@@ -336,12 +336,12 @@ class HandlerCache:
             if reply is None:
                 return handler.finish(self._trained.pop(index))
             return reply, None
-        found = handler.begin(delivery, lambda: False, _nothing, send=send)
-        if not isinstance(found, Begun):
-            return found
+        begun = handler.begin(delivery, lambda: False, _nothing, send=send)
+        if not isinstance(begun, Begun):
+            return begun
         if delivery.assignment.secure is None:
-            return handler.finish(found)
-        self._trained[index] = found
+            return handler.finish(begun)
+        self._trained[index] = begun
         return None, None
 
     def sleep(self, index: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import digest_of
-from thinwire.simulation.client_pool import Answered, ClientPopulation
+from thinwire.simulation.client_pool import ClientPopulation, TimedReply
 
 DEATHS = 2  # of workers over one reply: the second one is no coincidence
 # `-m` would import this module twice, because its package imports it, and warn of that.
@@ -91,7 +91,7 @@ class ProcessExecutor:
     count: int
     _workers: list[Worker] = field(init=False, default_factory=list)
     _queue: deque[Job] = field(init=False, default_factory=deque)
-    _done: dict[Key, Answered] = field(init=False, default_factory=dict)
+    _done: dict[Key, TimedReply] = field(init=False, default_factory=dict)
     _served: dict[int, Worker] = field(init=False, default_factory=dict)  # client -> the worker that did its last job
     _deaths: Counter[Key] = field(init=False, default_factory=Counter)
     _plans: dict[str, Mapping[str, Any]] = field(init=False, default_factory=dict)  # by digest
@@ -114,7 +114,7 @@ class ProcessExecutor:
         self._queue.append(Job(index, delivery))
         self._hand_out()
 
-    def answer(self, index: int, delivery: Delivery) -> Answered:
+    def answer(self, index: int, delivery: Delivery) -> TimedReply:
         """Return the reply of client `index` to an assignment; wait until a worker has made it."""
         job = Job(index, delivery)
         begun = {*self._done, *(j.key for j in self._queue), *(w.job.key for w in self._workers if w.job)}

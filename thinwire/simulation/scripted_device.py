@@ -206,7 +206,7 @@ def _drawn(duration: Duration, key: Key) -> float:
     return duration.at(key) if isinstance(duration, LogNormal) else duration
 
 
-Answer = tuple[Reply, bytes]  # header, and the parts one after the other
+ReplyWithParts = tuple[Reply, bytes]  # header, and the parts one after the other
 
 
 class Work(Protocol):
@@ -220,7 +220,7 @@ class Work(Protocol):
         time.
         """
 
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         """Return the reply when its virtual work is done; calls come in the order of the clock."""
 
 
@@ -245,7 +245,7 @@ class SyntheticUpdates:
         """Return the turn unchanged."""
         return turn
 
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         """Return a reply with one frame for each segment, or with an evaluation alone."""
         assignment = delivery.assignment
         self.sequence += 1
@@ -325,7 +325,7 @@ class Trained:
             self._made = self._worked(delivery, turn.download_s)
         return replace(turn, compute_s=self._made.took_s)
 
-    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         """Return the reply to an assignment, and record how long its encoding and upload take."""
         self.begin(delivery, turn)
         made, self._made = self._made, None

@@ -168,7 +168,7 @@ def test_a_sequence_is_never_used_twice_and_goes_on_above_what_the_aggregator_ha
     with pytest.raises(ValueError, match="used before"):
         outbox.append(state, entry_of(1))
     assert outbox.next_id(state, "run", "pi", 41).sequence == 42
-    assert outbox.next_id(outbox.over(state), "run", "pi", 0).sequence == 2
+    assert outbox.next_id(outbox.end_run(state), "run", "pi", 0).sequence == 2
 
 
 def test_answers_without_a_outcome_are_discarded_after_the_largest_staleness():

@@ -10,7 +10,7 @@ import pytest
 from tests.client.test_handler import decoded, residual
 from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
 from thinwire.client.execute import Begun
-from thinwire.client.outbox import start, still_pending
+from thinwire.client.outbox import starting_vector, still_pending
 from thinwire.core.types import Failure, UpdateId, UpdateOutcome
 
 OVERLAP = "[local.overlap]\nmax_delay = {}\n"
@@ -182,4 +182,4 @@ def test_of_more_changes_than_may_be_under_way_the_oldest_are_not_counted_on():
 
 def test_without_pending_changes_the_version_itself_is_where_training_starts():
     base = np.zeros(3, np.float32)
-    assert start(base, {}) is base
+    assert starting_vector(base, {}) is base

@@ -138,7 +138,7 @@ def train(
         job.say(f"round {job.assignment.round}: stopped after {done.steps}{of} steps, to send them in time")
     after = _state_after(job, model, executor.layout, done)
     if job.plan.local.overlap:
-        after = replace(after, pending=outbox.with_one(after.pending, header, change))
+        after = replace(after, pending=outbox.with_update(after.pending, header, change))
     change /= change.dtype.type(header.a)
     return Trained(header, after, change, done.buffers, model.following, frozenset(t.name for t in model.personal))
 
@@ -207,7 +207,7 @@ def _evaluate_and_train(
     """
     start, alone = model.params, TrainResult()
     if request.train and model.state.pending:
-        start = outbox.start(model.params, model.state.pending)
+        start = outbox.starting_vector(model.params, model.state.pending)
         if request.measure:
             evaluation, request = replace(request, train=False, state={}), replace(request, measure=False)
             alone = job.do(executor, evaluation, client, model.params, model.buffers)

@@ -314,7 +314,7 @@ class AssignmentHandler:
         job, assignment, trained = begun.job, begun.job.assignment, begun.outcome
         folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
         state, layout = self._apply_outcomes(self._outcome_handler(job, folder), state), self._executor(job.plan).layout
-        if isinstance(outcome, Failure):
+        if isinstance(trained, Failure):
             return trained, None
         spent = trained.header.timings
         spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)

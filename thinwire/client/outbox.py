@@ -26,9 +26,8 @@ to V contains, as they were trained and not as they were sent. What a codec left
 later, but the device has learned it already.
 
 An update is pending until an assignment brings its outcome: aggregated into a version up to the assignment's own, or
-dropped. At most `max_delay` updates are pending, because the aggregator sends no
-more assignments ahead. A lost outcome, or a reply that came when all rounds were closed, can leave more: then the
-oldest are no longer counted.
+dropped. At most `max_delay` updates are pending, because the aggregator sends no more assignments ahead. A lost
+outcome, or a reply that came when all rounds were closed, can leave more: then the oldest are no longer counted.
 
 Invariant: w is computed again for each assignment from values that are exact on both ends. Nothing is subtracted from a
 model that was trained on, and no difference to a decoded update accumulates, so w does not drift.
@@ -55,9 +54,8 @@ if TYPE_CHECKING:
     from thinwire.core.types import Assignment, Vector
 
 
-Refund = Callable[
-    [Entry, ClientRunState], ClientRunState
-]  # (dropped reply, state) -> the state with its update restored
+# (dropped reply, state) -> the state with its update restored
+Refund = Callable[[Entry, ClientRunState], ClientRunState]
 
 
 def find(state: ClientRunState, assignment_id: str) -> Entry | None:
@@ -67,16 +65,16 @@ def find(state: ClientRunState, assignment_id: str) -> Entry | None:
 
 def apply_outcomes(state: ClientRunState, outcomes: Iterable[UpdateOutcome], refund: Refund) -> ClientRunState:
     """Apply the outcomes of earlier replies. Ids that are not in the outbox were applied before and are skipped."""
-    said = {outcome.update_id: outcome for outcome in outcomes}
+    by_id = {outcome.update_id: outcome for outcome in outcomes}
     kept = []
     for entry in state.outbox:
-        told = said.get(entry.header.update_id)
-        if told is None or told.outcome == "unknown":
+        outcome = by_id.get(entry.header.update_id)
+        if outcome is None or outcome.outcome == "unknown":
             kept.append(entry)
-        elif told.outcome == "dropped" and entry.expects_outcome:
+        elif outcome.outcome == "dropped" and entry.expects_outcome:
             state = refund(entry, state)
-        elif told.outcome == "aggregated" and not state.counted_at:
-            state = replace(state, counted_at=told.version)
+        elif outcome.outcome == "aggregated" and not state.counted_at:
+            state = replace(state, counted_at=outcome.version)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=tuple(kept))
 
 
@@ -89,7 +87,7 @@ def expire(state: ClientRunState, round_number: int, max_staleness: int) -> Clie
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
-def restarted(state: ClientRunState, references_from: int) -> ClientRunState:
+def restart(state: ClientRunState, references_from: int) -> ClientRunState:
     """Start again from zero if the aggregator's sum of what devices sent is 0 again since round `references_from`.
 
     Reference and control variate become None. Replies to earlier assignments leave the outbox, and a loss of state that
@@ -122,7 +120,7 @@ def delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
-def over(state: ClientRunState) -> ClientRunState:
+def end_run(state: ClientRunState) -> ClientRunState:
     """Return the state of a run that has ended: the sequence stays, so that no id is used twice.
 
     So does the round that was encoded last, so that no aggregator gets a second masked update of it by an end.
@@ -163,7 +161,7 @@ class OutcomeHandler:
         if state.layout_digest not in ("", self.layout.digest):
             self.say(f"{assignment.run}: the model has changed; what was not yet sent of the old one is lost")
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
-        after = apply_outcomes(restarted(state, assignment.references_from), self.outcomes, self._back)
+        after = apply_outcomes(restart(state, assignment.references_from), self.outcomes, self._restore)
         if self.plan.secure.enabled and after.encoded_at != encoded_at:  # a device masks one vector a round
             after = replace(after, encoded_at=encoded_at)
         if assignment.kind != "train" or self.plan.has_client_state:
@@ -180,15 +178,15 @@ class OutcomeHandler:
 
         That state is the EF21 reference, or the control variate of SCAFFOLD or FedDyn.
         """
-        held = state.residual if self.plan.uplink.feedback == "ef21" else state.own
-        if state.lost or (state.encoded_at and held is None):
+        vector = state.residual if self.plan.uplink.feedback == "ef21" else state.own
+        if state.lost or (state.encoded_at and vector is None):
             what = "ef21" if self.plan.uplink.feedback == "ef21" else self.plan.run.algorithm
             raise CannotReply(
                 "state-lost",
                 f"what {what} has sent of this device is not on its disk any more: join under another name",
             )
 
-    def _back(self, entry: Entry, state: ClientRunState) -> ClientRunState:
+    def _restore(self, entry: Entry, state: ClientRunState) -> ClientRunState:
         """Return the state as if a dropped update had not been sent.
 
         A masked update is never restored. Once it may have left, the other clients can unmask a sum that holds it,
@@ -203,10 +201,12 @@ class OutcomeHandler:
         try:
             if feedback != "none":
                 sign = -1.0 if feedback == "ef21" else 1.0
-                residual = self._added(entry, travels, travels.model_segments, state.residual, sign)
+                residual = self._add_decoded(entry, travels, travels.model_segments, state.residual, sign)
                 state = replace(state, residual=residual)
             if algorithm is not None:
-                state = replace(state, own=self._added(entry, travels, followed(algorithm, travels), state.own, -1.0))
+                state = replace(
+                    state, own=self._add_decoded(entry, travels, followed(algorithm, travels), state.own, -1.0)
+                )
         except (OSError, BadPayload) as error:
             if self.plan.has_client_state:
                 raise CannotReply("state-lost", f"adding a dropped update to the residual failed: {error}") from error
@@ -216,9 +216,10 @@ class OutcomeHandler:
         self.say(f"round {entry.round}: its update was not used{goes_on}")
         return state
 
-    def _added(
+    def _add_decoded(
         self, entry: Entry, travels: Layout, segments: tuple[Segment, ...], to: Vector | None, sign: float
     ) -> Vector:
+        """Return the vector `to` plus `sign` times the decoded update of a reply on this disk."""
         header, body = entry.header, self.folder.body(self.folder.path(entry))
         return payload.refund(body, header.parts, header.codec, travels, to, sign, segments)
 
@@ -232,21 +233,21 @@ def delay_of(plan: Mapping[str, Any] | str | None) -> int:
     >>> delay_of({"local": {"lr": 0.1, "overlap": {"max_delay": 2}}}), delay_of({"local": {"lr": 0.1}})
     (2, 0)
     """
-    found: Any = plan  # as received: nothing has checked it yet
+    value: Any = plan  # as received: nothing has checked it yet
     for name in ("local", "overlap", "max_delay"):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, int) else 0
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int) else 0
 
 
-def with_one(pending: Pending, header: ReplyHeader, change: Vector) -> Pending:
+def with_update(pending: Pending, header: ReplyHeader, change: Vector) -> Pending:
     """Return `pending` and the raw update of this reply, copied because encoding overwrites it."""
     return {**pending, str(header.update_id.sequence): change.copy()}
 
 
 def without(pending: Pending, sequences: Iterable[int]) -> Pending:
     """Return `pending` without the updates of these replies."""
-    gone = {str(sequence) for sequence in sequences}
-    return {name: change for name, change in pending.items() if name not in gone}
+    removed = {str(sequence) for sequence in sequences}
+    return {name: change for name, change in pending.items() if name not in removed}
 
 
 def still_pending(pending: Pending, outcomes: Iterable[UpdateOutcome], version: int, most: int) -> Pending:
@@ -258,23 +259,23 @@ def still_pending(pending: Pending, outcomes: Iterable[UpdateOutcome], version: 
     >>> list(still_pending({"1": None, "2": None}, told, version=4, most=2))
     ['2']
     """
-    over = (
+    settled = (
         outcome.update_id.sequence
         for outcome in outcomes
         if outcome.outcome == "dropped" or (outcome.outcome == "aggregated" and outcome.version <= version)
     )
-    left = _in_order(without(pending, over))
-    return dict(list(left.items())[-most:])
+    in_flight = _in_order(without(pending, settled))
+    return dict(list(in_flight.items())[-most:])
 
 
-def start(base: Vector, pending: Pending) -> Vector:
+def starting_vector(base: Vector, pending: Pending) -> Vector:
     """Return the vector from which training starts: `base` itself if nothing is pending, else a new vector."""
     if not pending:
         return base
-    found: Vector = base.copy()
+    vector: Vector = base.copy()
     for change in _in_order(pending).values():
-        found += change
-    return found
+        vector += change
+    return vector
 
 
 def _in_order(pending: Pending) -> dict[str, Vector]:

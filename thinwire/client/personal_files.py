@@ -307,7 +307,7 @@ def delete_run(folder: Path, run: str) -> None:
     """
     if any(path.name != STATE for path in (folder / "runs" / run).glob("*")):
         place = RunFolder(run_path(folder, run))
-        place.commit(replace(outbox.over(place.load()[0]), lost="given-up", references_from=NOT_KNOWN))
+        place.commit(replace(outbox.end_run(place.load()[0]), lost="given-up", references_from=NOT_KNOWN))
     for path in (*_files(folder, run), _shared_path(folder, run)):
         path.unlink(missing_ok=True)
 

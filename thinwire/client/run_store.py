@@ -139,7 +139,7 @@ class RunStore:
                 say(f"{run}: another run of this name is over; what this disk holds of its own one is kept")
                 return False
             put_aside(self._folder, run, state)
-            state = outbox.over(state)
+            state = outbox.end_run(state)
             folder.commit(state)
             self._runs[run] = folder, state
         except (CannotReply, DataLost) as error:  # files that stay on disk do no harm, and other runs continue
@@ -160,7 +160,7 @@ class RunStore:
                     folder = self._folders(self._folder, path.name)
                     state = folder.load()[0]
                 put_aside(self._folder, path.name, state)
-                folder.commit(replace(outbox.over(state), lost="given-up", references_from=NOT_KNOWN))
+                folder.commit(replace(outbox.end_run(state), lost="given-up", references_from=NOT_KNOWN))
             except (DataLost, OSError) as error:
                 say(str(error))
             else:

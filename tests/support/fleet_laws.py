@@ -50,7 +50,7 @@ class FleetLaws(PhaseLaws):
         welcome = setting.link("pi-1").hello(said)
         assert (welcome.name, welcome.poll_s > 0) == ("pi-1", True)
         joined = polled(setting.fleet, ClientConnected)
-        heard = replace(joined.hello, link=said.link, holds=said.holds)  # those the link itself adds
+        heard = replace(joined.hello, link=said.link, trusted_pins=said.trusted_pins)  # those the link itself adds
         assert (joined.device, heard) == ("pi-1", said)
 
     def test_an_assignment_arrives_with_its_parts_in_a_file(self, setting: Setting, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from thinwire.core.fleet import Delivery, Envelope, Hello, TaskReport, Welcome
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, Timings, UpdateId, UpdateOutcome, Work
 from thinwire.transport.device.enroll import EnrollmentStatus, check_enrollment
 from thinwire.transport.device.identity import ServerClock, Trust
-from thinwire.transport.device.link import HttpsLink
+from thinwire.transport.device.link import HttpsLink, LinkOptions
 from thinwire.transport.protocol.http import INLINE_BYTES, etag
 
 NAME, RUN = "pi-03", "digits-1"
@@ -101,7 +101,7 @@ class Device:
         return check_enrollment(self.url, self.trust, self.key)
 
     def link(self) -> HttpsLink:
-        return HttpsLink(self.url, self.key, NAME, self.folder, self.trust, clock=clock_at(self.wall))
+        return HttpsLink(self.url, self.key, NAME, self.folder, self.trust, LinkOptions(clock=clock_at(self.wall)))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.flower import FlowerFleet
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import Trust, device_key
-from thinwire.transport.device.link import HttpsLink
+from thinwire.transport.device.link import HttpsLink, LinkOptions
 from thinwire.transport.server.tls import InternalCA
 
 
@@ -187,13 +187,13 @@ class Place:
         return made
 
     def link(self, name: str, **options: Any) -> HttpsLink:
-        """A link; on a TLS device API its device joins first, if it has not."""
+        """A link with these `LinkOptions`; on a TLS device API its device joins first, if it has not."""
         folder = self.folder / "clients" / name
         folder.mkdir(parents=True, exist_ok=True)
         if self.authority is not None and Trust.load(folder) is None:
             url = f"https://{self.fleet.address}"
             join(url, self.invite(), device_key(folder), name, {}).trust.save(folder)
-        link = HttpsLink(self.url, device_key(folder), name, folder, Trust.load(folder), **options)
+        link = HttpsLink(self.url, device_key(folder), name, folder, Trust.load(folder), LinkOptions(**options))
         self.links.append(link)
         return link
 

@@ -164,7 +164,7 @@ def test_an_upload_goes_on_after_the_aggregator_was_restarted(
 def test_an_upload_to_an_aggregator_that_is_gone_is_left_to_the_backoff_of_the_caller(
     here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update, asked, durable = file_of(tmp_path / "update", 8), list[int](), Outgoing._durable
+    update, asked, durable = file_of(tmp_path / "update", 8), list[int](), Outgoing._stored_offsets
     with proxy(here.fleet.address) as line:
         link, header = through(here, line), header_of(update)
 
@@ -173,7 +173,7 @@ def test_an_upload_to_an_aggregator_that_is_gone_is_left_to_the_backoff_of_the_c
             line.target = ("127.0.0.1", free_port())  # nobody listens there
             return durable(self, *given)
 
-        monkeypatch.setattr(Outgoing, "_durable", gone)
+        monkeypatch.setattr(Outgoing, "_stored_offsets", gone)
         line.up.cuts = [line.up.given + SIZE // 2]
         with pytest.raises(Unreachable):
             link.push(header, update)

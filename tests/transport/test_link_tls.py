@@ -17,7 +17,7 @@ from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.formatting import grouped
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.device.session import meaning
+from thinwire.transport.device.session import refusal_error
 from thinwire.transport.protocol.http import ApiError
 
 
@@ -52,12 +52,12 @@ EVERY_REFUSAL = [
 
 @pytest.mark.parametrize("refusal", EVERY_REFUSAL, ids=lambda r: f"{r.status}-{r.kind}")
 def test_over_tls_nothing_but_a_revocation_ends_a_client(refusal: ApiError) -> None:
-    error = meaning(refusal, "https://agg.example", tls=True)
+    error = refusal_error(refusal, "https://agg.example", tls=True)
     assert isinstance(error, Unreachable)
     assert error.what
     assert error.why
     assert error.hint
-    assert isinstance(meaning(ApiError(403, "revoked", "x"), "https://agg.example", tls=True), Refused)
+    assert isinstance(refusal_error(ApiError(403, "revoked", "x"), "https://agg.example", tls=True), Refused)
 
 
 def test_a_revoked_device_ends_with_five(here: Place) -> None:
@@ -114,7 +114,7 @@ def test_a_renamed_device_learns_its_name(here: Place) -> None:
 
 
 def test_who_is_told_when_to_come_again_passes_it_on() -> None:
-    error = meaning(ApiError(429, "joins", "x", retry_after_s=17.0), "https://a", tls=True, within_s=3.0)
+    error = refusal_error(ApiError(429, "joins", "x", retry_after_s=17.0), "https://a", tls=True, within_s=3.0)
     assert isinstance(error, Unreachable)
     assert (error.after_s, error.within_s) == (17.0, 3.0)
 
@@ -148,11 +148,11 @@ def test_a_device_takes_a_new_ca_and_says_so_and_the_old_one_is_laid_down(here: 
     held = Trust.load(here.folder / "clients" / "pi-1")
     assert held is not None
     assert held.pins == (new, old)
-    assert here.roster.hellos[-1].holds == (new, old)
-    here.authority.confirmed([here.roster.hellos[-1].holds])
+    assert here.roster.hellos[-1].trusted_pins == (new, old)
+    here.authority.confirmed([here.roster.hellos[-1].trusted_pins])
     here.restart()
     link.pull(0.0)
-    assert here.roster.hellos[-1].holds == (new,)
+    assert here.roster.hellos[-1].trusted_pins == (new,)
     here.link("pi-1")  # a new process, from the file
     here.links[-1].push(answer("pi-1", "assignment-1"))
 

@@ -103,8 +103,8 @@ def test_todays_device_api_understands_the_recorded_requests(recorded: Transcrip
     hellos = [each.hello for each in arrived if isinstance(each, ClientConnected)]
     headers = {each.update_id: each for each in arrived if isinstance(each, ReplyHeader)}
     failures = [each for each in arrived if isinstance(each, Failure)]
-    assert [replace(each, link={}, holds=()) for each in hellos] == [session.HELLO] * 2
-    assert {each.holds for each in hellos} == {(recorded.pin,)}
+    assert [replace(each, link={}, trusted_pins=()) for each in hellos] == [session.HELLO] * 2
+    assert {each.trusted_pins for each in hellos} == {(recorded.pin,)}
     assert [replace(each, transfer=None) for each in headers.values()] == [session.SMALL_REPLY, session.LARGE_REPLY]
     sent = [b"".join(replay.here.fleet.open(update_id)) for update_id in headers]
     assert sent == [b"".join(session.ANSWER), b"".join(session.LARGE_ANSWER)]

@@ -21,7 +21,7 @@ from thinwire.core.types import Assignment
 from thinwire.transport.device import enroll, transfers
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import ServerClock, device_key
-from thinwire.transport.device.session import InFlightAssignments, meaning
+from thinwire.transport.device.session import InFlightAssignments, refusal_error
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.server.registration import JoinRoute
@@ -47,12 +47,12 @@ def test_a_refusal_is_read_plain(status: int) -> None:
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
 def test_a_server_that_is_no_device_api_is_called_so(status: int) -> None:
     refusal = ApiError.read(status, b"<html>Unsupported method ('POST')</html>")
-    said = meaning(refusal, "http://127.0.0.1:8000", tls=False)
+    said = refusal_error(refusal, "http://127.0.0.1:8000", tls=False)
     assert isinstance(said, Refused) and said.what == "http://127.0.0.1:8000 is no aggregator's device API"
 
 
 def test_a_proxy_whose_device_api_is_away_is_tried_again() -> None:
-    said = meaning(ApiError.read(502, b"<html>Bad Gateway</html>"), "http://127.0.0.1:8000", tls=False)
+    said = refusal_error(ApiError.read(502, b"<html>Bad Gateway</html>"), "http://127.0.0.1:8000", tls=False)
     assert isinstance(said, Unreachable) and "cannot answer now" in said.what
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_answer_of_an_aggregator_ends_a_join_in_words(
     tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority()
-    monkeypatch.setattr(enroll, "everything", lambda *_: said)
+    monkeypatch.setattr(enroll, "read_all", lambda *_: said)
     shows: dict[str, Any] = {"cas": [authority.pem], "server_name": ""}
     refused = "not the aggregator of this invitation"
     with listening(authority.chain(tmp_path), shows) as (url, _), pytest.raises(Refused, match=refused):

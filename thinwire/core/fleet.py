@@ -71,9 +71,9 @@ class Hello:
 
     `process` is a random id of each start of the client: the aggregator refuses two running clients of one name. `link`
     holds what the client measured on its connection: `rtt_s` (one round trip) and `skew_s` (how far its clock is
-    behind). `holds` are the pins of the CAs that the client trusts. `plans` are the digests of the resolved plans that
-    it has stored. `has` is the device's equipment. `open_runs` maps the runs whose state the device keeps, and of whose
-    end it does not know, to their identities. `secure` is what the device can do of a plan's [secure] table, of
+    behind). `trusted_pins` are those of the CAs that the client trusts. `plans` are the digests of the resolved plans
+    that it has stored. `has` is the device's equipment. `open_runs` maps the runs whose state the device keeps, and of
+    whose end it does not know, to their identities. `secure` is what the device can do of a plan's [secure] table, of
     `SECURE_PARTS`. `booked` are the releases in its own privacy ledger by the `population_key`, and `booked_head` is
     the hash of the ledger's last line: an aggregator that knows of fewer has lost some. `booked_keys` are the
     fingerprints of the device's earlier keys in that ledger, whose spending goes on under the present one.
@@ -86,7 +86,7 @@ class Hello:
     protocol: int = PROTOCOL  # newest protocol version that the client speaks
     oldest: int = PROTOCOL  # oldest protocol version that it speaks
     link: Mapping[str, float] = field(default_factory=dict)
-    holds: tuple[str, ...] = ()
+    trusted_pins: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
     has: Equipment = NOTHING_SAID
     open_runs: Mapping[str, str] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Welcome
 from thinwire.core.serialization import assignment_from_bytes
 from thinwire.transport.device.identity import ServerClock, Trust, device_key
-from thinwire.transport.device.link import HttpsLink
+from thinwire.transport.device.link import HttpsLink, LinkOptions
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, LATEST, PULL, PUSH, ApiError, block, inflated, packed
 from thinwire.transport.server.tls import InternalCA
@@ -123,7 +123,7 @@ class Attacked:
         trust = Trust(server.url, authority.cas(), authority.server_name(), name="pi-1") if authority else None
         self.admission, executor = AdmissionController(Policy(), own), InProcessExecutor(task or task_of())
         is_wanted = wanted(self.admission, [executor])
-        self.link = HttpsLink(server.url, device_key(own), "pi-1", own, trust, is_wanted=is_wanted)
+        self.link = HttpsLink(server.url, device_key(own), "pi-1", own, trust, LinkOptions(is_wanted=is_wanted))
         options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "admission": self.admission}
         self.thread = threading.Thread(target=serve, args=(self.link, [executor], own, "pi-1"), kwargs=options)
         self.thread.start()

@@ -35,7 +35,7 @@ from thinwire.core.layout import Layout, Tensor
 from thinwire.core.serialization import assignment_from_bytes, assignment_to_bytes
 from thinwire.core.types import Assignment, Failure, Part, Reply, ReplyHeader, Work
 from thinwire.store import FileSpool
-from thinwire.transport.device.link import MAX_HELD
+from thinwire.transport.device.link import MAX_IN_FLIGHT
 from thinwire.transport.device.transfers import Incoming
 from thinwire.transport.protocol import registration
 
@@ -179,13 +179,13 @@ def test_a_device_tells_its_layout_and_an_aggregator_takes_no_more_of_it_than_is
 def test_assignments_without_end_are_not_taken_in_while_the_first_ones_wait(here: Place) -> None:
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
-    here.fleet.send([envelope("pi-1", f"assignment-{n}") for n in range(MAX_HELD + 1)])
-    for n in range(MAX_HELD):
+    here.fleet.send([envelope("pi-1", f"assignment-{n}") for n in range(MAX_IN_FLIGHT + 1)])
+    for n in range(MAX_IN_FLIGHT):
         assert pulled(link).assignment.assignment_id == f"assignment-{n}"
     with pytest.raises(Unreachable, match="more than 64 assignments at once"):
         link.pull(5.0)
     link.push(Failure("task-error", "", "assignment-0"))
-    assert pulled(link).assignment.assignment_id == f"assignment-{MAX_HELD}"
+    assert pulled(link).assignment.assignment_id == f"assignment-{MAX_IN_FLIGHT}"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def begin(device: Device) -> int:
     from thinwire.core.log_file import Logbook
     from thinwire.core.statedir import client_home, find_home, hold
     from thinwire.transport.device.identity import KEY_FILE, ServerClock, device_key
-    from thinwire.transport.device.link import HttpsLink
+    from thinwire.transport.device.link import HttpsLink, LinkOptions
 
     part, parts = part_of(device.partition)
     parse_split(device.split)
@@ -115,10 +115,8 @@ def begin(device: Device) -> int:
         admission = AdmissionController(
             first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account
         )
-        link = HttpsLink(
-            url, key, device.name, folder, trust, clock=clock, is_wanted=wanted(admission, executors),
-            min_free=lambda: admission.min_free_bytes, booked=ledger.reported,
-        )  # fmt: skip
+        options = LinkOptions(clock, wanted(admission, executors), lambda: admission.min_free_bytes, ledger.reported)
+        link = HttpsLink(url, key, device.name, folder, trust, options)
         return serve(
             StatusReporter(link, folder),
             executors,

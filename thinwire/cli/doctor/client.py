@@ -210,14 +210,14 @@ def _tcp(address: Address) -> Finding | str:
 def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
     """Check that the certificate of the aggregator is valid for the joined CA or the system's CAs."""
     from thinwire.transport.device.connect import dial
-    from thinwire.transport.device.session import silence
+    from thinwire.transport.device.session import no_answer_error
 
     if trust is None:
         return "a device API without TLS, for this machine only"
     try:
         line = dial(address, trust)
     except (OSError, http.client.HTTPException) as error:
-        raise silence(error, url, tls=True) from error
+        raise no_answer_error(error, url, tls=True) from error
     line.sock.close()
     by = "a CA of this system" if trust.system else f"the CA that was joined (pin {trust.pins[0][:16]}..)"
     ends = datetime.fromtimestamp(line.dates[1], UTC) if line.dates else None

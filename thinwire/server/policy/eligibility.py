@@ -56,10 +56,11 @@ class ConnectedDevices:
         self.hellos[arrival.device] = arrival.hello
         self.joined += 1
         has = replace(arrival.hello.has, free_bytes=None)
-        said = replace(arrival.hello, link={}, holds=(), plans=(), has=has)  # these say nothing about its abilities
-        if said == self._last.get(arrival.device):
+        # The fields that are emptied say nothing about the device's abilities.
+        abilities = replace(arrival.hello, link={}, trusted_pins=(), plans=(), has=has)
+        if abilities == self._last.get(arrival.device):
             return False
-        self._last[arrival.device] = said
+        self._last[arrival.device] = abilities
         self._said.pop(arrival.device, None)
         return True
 

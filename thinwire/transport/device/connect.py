@@ -53,12 +53,12 @@ def dial(address: Address, trust: Trust | None) -> TlsConnection:
     return _dial(address, trust, names[-1])
 
 
-def unverified(address: Address) -> TlsConnection:
+def connect_unverified(address: Address) -> TlsConnection:
     """Connect over TLS without verification, to read and compare public data. No secret may be sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     sock, rtt_s = reach(address)
-    return TlsConnection(_secured(context, sock, address.host), rtt_s)
+    return TlsConnection(_secure_socket(context, sock, address.host), rtt_s)
 
 
 def moved(sock: socket.socket) -> bool:
@@ -79,7 +79,7 @@ def _dial(address: Address, trust: Trust | None, name: str | None) -> TlsConnect
     sock, rtt_s = reach(address)
     if trust is None or name is None:
         return TlsConnection(sock, rtt_s)
-    tls = _secured(trust.context(), sock, name)
+    tls = _secure_socket(trust.context(), sock, name)
     leaf = tls.getpeercert() or {}
     begins, ends = (ssl.cert_time_to_seconds(str(leaf[key])) for key in ("notBefore", "notAfter"))
     return TlsConnection(tls, rtt_s, (begins, ends))
@@ -111,7 +111,7 @@ def reach(address: Address) -> tuple[socket.socket, float]:
     raise last or OSError(f"no address of {host}")
 
 
-def _secured(context: ssl.SSLContext, sock: socket.socket, name: str) -> ssl.SSLSocket:
+def _secure_socket(context: ssl.SSLContext, sock: socket.socket, name: str) -> ssl.SSLSocket:
     try:
         return context.wrap_socket(sock, server_hostname=name)
     except BaseException:
@@ -128,12 +128,12 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: Address) -> None:
     if proxy.authorization:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")
     sock.sendall("\r\n".join([*lines, "", ""]).encode())
-    answer = b""
-    while not answer.endswith(b"\r\n\r\n"):
-        if len(answer) > MAX_ANSWER_BYTES or not (more := sock.recv(1)):
+    response = b""
+    while not response.endswith(b"\r\n\r\n"):
+        if len(response) > MAX_ANSWER_BYTES or not (more := sock.recv(1)):
             raise ConnectionError(f"the proxy at {proxy.host}:{proxy.port} broke off")
-        answer += more
-    status = answer.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ", 1)[-1]
+        response += more
+    status = response.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ", 1)[-1]
     if not status.startswith("2"):
         raise Unreachable(
             f"the proxy at {proxy.host}:{proxy.port} opens no way to {address}",
@@ -164,14 +164,14 @@ class Address:
         parts, port = _split(url, url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise UsageError(f"{url!r} is no address of an aggregator", why="https://HOST:PORT is", hint=EXAMPLE)
-        found = cls(parts.scheme == "https", parts.hostname, port or PORT)
-        if not found.tls and not found.is_loopback:
+        address = cls(parts.scheme == "https", parts.hostname, port or PORT)
+        if not address.tls and not address.is_loopback:
             raise UsageError(
                 f"{url} would be talked to in the clear",
                 why="plain HTTP is for this machine alone",
                 hint=f"https://{parts.netloc}, after thinwire client join",
             )
-        return found
+        return address
 
     @property
     def is_loopback(self) -> bool:
@@ -196,10 +196,10 @@ class Proxy:
 
         HTTPS_PROXY names it and NO_PROXY excludes addresses. Loopback is never reached through a proxy.
         """
-        said = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY") or ""
-        if not said or not address.tls or address.is_loopback or _is_exempt(address):
+        proxy_url = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY") or ""
+        if not proxy_url or not address.tls or address.is_loopback or _is_exempt(address):
             return None
-        parts, port = _split(said, "HTTPS_PROXY")
+        parts, port = _split(proxy_url, "HTTPS_PROXY")
         if parts.scheme != "http" or not parts.hostname:
             raise UsageError("HTTPS_PROXY is not usable", why="it reads http://HOST:PORT", hint="or unset it")
         user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""

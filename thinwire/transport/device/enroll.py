@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable, UsageError
 from thinwire.core.invitation import SYSTEM, Invitation
 from thinwire.core.types import DEVICE_NAME
-from thinwire.transport.device.connect import Address, unverified
-from thinwire.transport.device.http_client import Connection, HttpRequest, PollingReader, everything, finish
+from thinwire.transport.device.connect import Address, connect_unverified
+from thinwire.transport.device.http_client import Connection, HttpRequest, PollingReader, read_all, read_rest
 from thinwire.transport.device.identity import MAX_CAS, ServerClock, Trust, readable
-from thinwire.transport.device.session import meaning, silence
+from thinwire.transport.device.session import no_answer_error, refusal_error
 from thinwire.transport.protocol.certificates import server_name
 from thinwire.transport.protocol.http import CA, JOIN, ApiError, packed
 from thinwire.transport.protocol.signing import Signer
@@ -76,24 +76,26 @@ def join(
     connection = Connection(address, signer, clock, lambda: trust)
     said = {"secret": invitation.secret, "name": name, "versions": dict(versions)}
     try:
-        told = _told(connection, url, HttpRequest("POST", JOIN, packed(json.dumps(said).encode()), whole_key=True))
+        fields = _request_enrollment(
+            connection, url, HttpRequest("POST", JOIN, packed(json.dumps(said).encode()), whole_key=True)
+        )
     finally:
         connection.close()
     try:
-        found, state, fingerprint = (str(told[key]) for key in ("name", "state", "fingerprint"))
-        cas = tuple(str(ca) for ca in told["cas"])
-        if fingerprint != signer.fingerprint or not DEVICE_NAME.fullmatch(found) or state not in STATES:
+        name_there, state, fingerprint = (str(fields[key]) for key in ("name", "state", "fingerprint"))
+        cas = tuple(str(ca) for ca in fields["cas"])
+        if fingerprint != signer.fingerprint or not DEVICE_NAME.fullmatch(name_there) or state not in STATES:
             raise ValueError("it speaks of another device")
     except (KeyError, TypeError, ValueError) as error:
         raise Unreachable(f"cannot read the answer of {url}", why=repr(error)) from error
-    return EnrollmentResult(found, state, fingerprint, replace(trust.renewed(cas), name=found))
+    return EnrollmentResult(name_there, state, fingerprint, replace(trust.renewed(cas), name=name_there))
 
 
 def trust_of(url: str, pin: str) -> Trust:
     """Return the trust anchors for `url` by an invitation's pin. Only public data is requested."""
     if pin == SYSTEM:
         return Trust(url, system=True)
-    cas, name = _shown(url)
+    cas, name = _presented_cas(url)
     try:
         pins = dict(zip(readable(cas), cas, strict=True))
     except BadPayload as error:
@@ -103,44 +105,44 @@ def trust_of(url: str, pin: str) -> Trust:
     return Trust(url, (pins[pin],), server_name(pin) if name else "")
 
 
-def _shown(url: str) -> tuple[tuple[str, ...], str]:
+def _presented_cas(url: str) -> tuple[tuple[str, ...], str]:
     """Return the CAs that the unverified peer presents, and the server name that it has."""
     address = Address.parse(url)
     try:
-        line = unverified(address)
+        line = connect_unverified(address)
         try:
             made = http.client.HTTPConnection(address.host, address.port)
             made.sock = PollingReader(line.sock, ANSWER_S, _too_long)
             made.request("GET", CA)
-            answer = made.getresponse()
-            data = everything(answer, MAX_CA_BYTES)
+            response = made.getresponse()
+            data = read_all(response, MAX_CA_BYTES)
         finally:
             line.sock.close()
     except BadPayload as error:
         raise _other(url, "it does not answer as an aggregator does") from error
     except (OSError, http.client.HTTPException) as error:
-        raise silence(error, url, tls=True) from error
-    if answer.status != 200:
-        raise meaning(ApiError.read(answer.status, data), url, tls=True)
+        raise no_answer_error(error, url, tls=True) from error
+    if response.status != 200:
+        raise refusal_error(ApiError.read(response.status, data), url, tls=True)
     try:
-        told: Any = json.loads(data)
-        return tuple(str(ca) for ca in told["cas"][:MAX_CAS]), str(told["server_name"])
+        fields: Any = json.loads(data)
+        return tuple(str(ca) for ca in fields["cas"][:MAX_CAS]), str(fields["server_name"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _other(url, "it does not answer as an aggregator does") from error
 
 
-def _told(connection: Connection, url: str, call: HttpRequest) -> dict[str, Any]:
+def _request_enrollment(connection: Connection, url: str, request: HttpRequest) -> dict[str, Any]:
     for left in reversed(range(TRIES)):
         try:
-            with connection.made(call) as answer:
-                return dict(json.loads(everything(answer, MAX_CA_BYTES)))
+            with connection.request(request) as response:
+                return dict(json.loads(read_all(response, MAX_CA_BYTES)))
         except ApiError as refusal:
             raise _refused(refusal, url) from refusal
         except ssl.SSLCertVerificationError as error:
             raise _other(url, f"it cannot prove that it is the one: {error.verify_message}") from error
         except (OSError, http.client.HTTPException) as error:
             if not left:
-                raise silence(error, url, tls=True) from error
+                raise no_answer_error(error, url, tls=True) from error
             time.sleep(AGAIN_S)
         except (ValueError, TypeError, RecursionError, BadPayload) as error:
             raise Unreachable(f"cannot read the answer of {url}", why=str(error)) from error
@@ -149,7 +151,7 @@ def _told(connection: Connection, url: str, call: HttpRequest) -> dict[str, Any]
 
 def _refused(refusal: ApiError, url: str) -> ThinwireError:
     """Return the error for a person who waits: a refusal that will not change with time is `Refused`."""
-    error = meaning(refusal, url, tls=True)
+    error = refusal_error(refusal, url, tls=True)
     final = refusal.kind in ("invitation", "name", "revoked", "protocol")
     return Refused(error.what, error.why, error.hint) if final else error
 
@@ -158,7 +160,7 @@ def _other(url: str, why: str) -> Refused:
     return Refused(
         f"who answers at {url} is not the aggregator of this invitation",
         why=f"{why}; nothing was sent",
-        hint="look at the address; someone may stand in between: assignment the aggregator's operator",
+        hint="look at the address; someone may stand in between: contact the aggregator's operator",
     )
 
 
@@ -192,15 +194,15 @@ def check_enrollment(url: str, trust: Trust | None, key: ec.EllipticCurvePrivate
     signer = Signer(key, clock.now)
     connection = Connection(Address.parse(url), signer, clock, lambda: trust)
     try:
-        with connection.made(HttpRequest("GET", NO_ASSIGNMENT, whole_key=True)) as answer:
-            finish(answer)
+        with connection.request(HttpRequest("GET", NO_ASSIGNMENT, whole_key=True)) as response:
+            read_rest(response)
         return EnrollmentStatus("assignment", signer.fingerprint)
     except ApiError as refusal:
         skew_s = refusal.now - time.time() if refusal.now else None
         fine = (refusal.status, refusal.kind) in ((404, "assignment"), (401, "hello"))
-        error = None if fine else meaning(refusal, url, tls=trust is not None, fingerprint=signer.fingerprint)
+        error = None if fine else refusal_error(refusal, url, tls=trust is not None, fingerprint=signer.fingerprint)
         return EnrollmentStatus(refusal.kind, signer.fingerprint, skew_s, error)
     except (OSError, http.client.HTTPException) as error:
-        raise silence(error, url, tls=trust is not None) from error
+        raise no_answer_error(error, url, tls=trust is not None) from error
     finally:
         connection.close()

@@ -27,7 +27,7 @@ from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, ApiError, inf
 from thinwire.transport.protocol.signing import NOTHING, Signer
 
 SILENT_S = 60.0  # time-out without a byte, added to a pull's wait; also the time-out for each piece that is sent
-LOOK_S = 5.0  # how often a waiting connection checks this machine's address
+ADDRESS_CHECK_S = 5.0  # how often a waiting connection checks this machine's address
 PIECE_BYTES = 64 * 2**10  # sent in one step: an uplink of 2 kB/s needs less than SILENT_S
 MAX_REFUSAL_BYTES = 65_536
 
@@ -51,27 +51,27 @@ class Connection:
         clock: ServerClock,
         trust: Callable[[], Trust | None] = lambda: None,
         *,
-        look_s: float = LOOK_S,
-        moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
+        look_s: float = ADDRESS_CHECK_S,
+        is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
     ) -> None:
         self.address, self._signer, self._clock, self._trust = address, signer, clock, trust
-        self._look_s, self._moved = look_s, moved
+        self._look_s, self._is_moved = look_s, is_moved
         self._busy = threading.Lock()
         self._line: TlsConnection | None = None
         self._http: http.client.HTTPConnection | None = None
         self._inlet: PollingReader | None = None
         self._wait_s = 0.0
         self.closed = False
-        self._is_known = False  # the peer is the process with which the device registered last
+        self._is_peer_known = False  # the peer is the process with which the device registered last
 
     @contextmanager
-    def made(self, call: HttpRequest) -> Iterator[http.client.HTTPResponse]:
+    def request(self, request: HttpRequest) -> Iterator[http.client.HTTPResponse]:
         """Send a request, and yield its response; the connection is dropped if the response was not read completely."""
         with self._busy:
             try:
-                answer = self._answered(call)
-                yield answer
-                if not answer.isclosed() or answer.will_close:
+                response = self._exchange(request)
+                yield response
+                if not response.isclosed() or response.will_close:
                     self._drop()  # its rest would be read as the next response
             except ApiError:
                 raise
@@ -93,22 +93,22 @@ class Connection:
         if self._line is not None and self._line.dates is not None:
             self._clock.require_valid(*self._line.dates, str(self.address))
 
-    def known(self) -> None:
+    def mark_peer_known(self) -> None:
         """Record that the peer of this connection is the process with which the device registered."""
-        self._is_known = self._line is not None
+        self._is_peer_known = self._line is not None
 
-    def is_known(self) -> bool:
+    def is_peer_known(self) -> bool:
         """Return True if the connection is open, and its peer is the process with which the device registered.
 
         While another thread uses the connection, the answer is what that thread has seen.
         """
         if self._busy.acquire(blocking=False):
             try:
-                if self._inlet is not None and self._inlet.came():
+                if self._inlet is not None and self._inlet.has_input():
                     self._drop()
             finally:
                 self._busy.release()
-        return self._is_known
+        return self._is_peer_known
 
     def close(self) -> None:
         """Close the connection for good, from any thread; a thread that waits on it stops waiting."""
@@ -121,53 +121,55 @@ class Connection:
             finally:
                 self._busy.release()
 
-    def _answered(self, call: HttpRequest) -> http.client.HTTPResponse:
+    def _exchange(self, request: HttpRequest) -> http.client.HTTPResponse:
         try:
-            return self._once(call)
+            return self._exchange_once(request)
         except ApiError as refusal:
             if refusal.kind != "clock" or not refusal.now:
                 raise
             self._clock.learn(refusal.now)
-        return self._once(call)
+        return self._exchange_once(request)
 
-    def _once(self, call: HttpRequest) -> http.client.HTTPResponse:
-        if self._inlet is not None and self._inlet.came():
+    def _exchange_once(self, request: HttpRequest) -> http.client.HTTPResponse:
+        if self._inlet is not None and self._inlet.has_input():
             self._drop()  # the peer closed it while it was idle
         line = self._opened()
         self.require_dates()
-        whole = self._send(call, line)
+        whole = self._send(request, line)
         assert self._http is not None
-        self._wait_s = call.wait_s
-        answer = self._http.getresponse()
-        if answer.chunked and answer.status < 400:
+        self._wait_s = request.wait_s
+        response = self._http.getresponse()
+        if response.chunked and response.status < 400:
             raise http.client.HTTPException("an answer in chunks, which no aggregator gives")
-        if answer.status < 400:
-            return answer
+        if response.status < 400:
+            return response
         # http.client would read a chunk of -1 bytes endlessly. A response that stays unread ends the connection.
-        said = b"" if answer.chunked else answer.read(MAX_REFUSAL_BYTES)
-        refusal = ApiError.read(answer.status, said, {name.lower(): value for name, value in answer.getheaders()})
-        if not whole or not answer.isclosed() or answer.will_close:
+        body = b"" if response.chunked else response.read(MAX_REFUSAL_BYTES)
+        refusal = ApiError.read(response.status, body, {name.lower(): value for name, value in response.getheaders()})
+        if not whole or not response.isclosed() or response.will_close:
             self._drop()
         raise refusal
 
-    def _send(self, call: HttpRequest, line: TlsConnection) -> bool:
+    def _send(self, request: HttpRequest, line: TlsConnection) -> bool:
         """Send the request; return False if the peer responded before it had the whole request."""
-        made = self._http
-        assert made is not None
+        connection = self._http
+        assert connection is not None
         line.sock.settimeout(SILENT_S)
-        made.putrequest(call.method, call.target, skip_accept_encoding=True)
-        signed = self._signer.headers(call.method, call.target, call.digest, call.length, whole_key=call.whole_key)
-        for name, value in {**signed, **call.headers}.items():
-            made.putheader(name, value)
-        if call.method in ("POST", "PUT"):
-            made.putheader("content-length", str(call.length))
-        if isinstance(call.body, bytes):
-            made.endheaders(call.body or None)
+        connection.putrequest(request.method, request.target, skip_accept_encoding=True)
+        signed = self._signer.headers(
+            request.method, request.target, request.digest, request.length, whole_key=request.whole_key
+        )
+        for name, value in {**signed, **request.headers}.items():
+            connection.putheader(name, value)
+        if request.method in ("POST", "PUT"):
+            connection.putheader("content-length", str(request.length))
+        if isinstance(request.body, bytes):
+            connection.endheaders(request.body or None)
             return True
-        made.endheaders()
-        return self._stream(made, call.body)
+        connection.endheaders()
+        return self._stream(connection, request.body)
 
-    def _stream(self, made: http.client.HTTPConnection, body: FileRange) -> bool:
+    def _stream(self, connection: http.client.HTTPConnection, body: FileRange) -> bool:
         assert self._inlet is not None
         left = body.length
         with _opened(body.path) as file:
@@ -176,10 +178,10 @@ class Connection:
                 data = file.read(min(PIECE_BYTES, left))
                 if not data:
                     raise BadPayload(f"{body.path} is shorter than its header says")
-                if self._inlet.came():
+                if self._inlet.has_input():
                     return False
                 try:
-                    made.send(data)
+                    connection.send(data)
                 except (BrokenPipeError, ConnectionResetError):
                     return False  # the response may have arrived all the same
                 left -= len(data)
@@ -192,22 +194,22 @@ class Connection:
             self._line = line = dial(self.address, self._trust())
             if self.closed:
                 raise ConnectionAbortedError("this link was closed")
-            self._inlet = PollingReader(line.sock, self._look_s, self._quiet)
-            self._http = made = http.client.HTTPConnection(self.address.host, self.address.port)
-            made.auto_open = 0  # only `dial` connects, because it verifies the peer
-            made.sock = self._inlet
+            self._inlet = PollingReader(line.sock, self._look_s, self._check_silence)
+            self._http = connection = http.client.HTTPConnection(self.address.host, self.address.port)
+            connection.auto_open = 0  # only `dial` connects, because it verifies the peer
+            connection.sock = self._inlet
         return self._line
 
-    def _quiet(self, silent_s: float) -> None:
+    def _check_silence(self, silent_s: float) -> None:
         """Raise if this machine's address changed or the silence lasts too long; called regularly during silence."""
-        if self._line is not None and self._moved(self._line):
+        if self._line is not None and self._is_moved(self._line):
             raise Moved("this machine's address has changed")
         if silent_s >= self._wait_s + SILENT_S:
             raise TimeoutError(f"nothing came for {silent_s:.0f} s")
 
     def _drop(self) -> None:
         line, self._line, self._inlet = self._line, None, None
-        self._is_known = False
+        self._is_peer_known = False
         if self._http is not None:
             self._http.close()
             self._http = None
@@ -259,40 +261,40 @@ class HttpRequest:
         return hashlib.sha256(self.body).digest() if self.body else NOTHING
 
 
-def block_of(answer: http.client.HTTPResponse, most: int) -> bytes:
+def read_block(response: http.client.HTTPResponse, most: int) -> bytes:
     """Read the next block of a body; raise `BadPayload` if it is larger than `most` bytes."""
-    (length,) = LENGTH.unpack(exactly(answer, LENGTH.size))
+    (length,) = LENGTH.unpack(read_exactly(response, LENGTH.size))
     if length > most:
         raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
-    data = exactly(answer, length)
+    data = read_exactly(response, length)
     try:
         return inflated(data, most) if data else b""
     except ValueError as error:
         raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
 
 
-def finish(answer: http.client.HTTPResponse) -> None:
+def read_rest(response: http.client.HTTPResponse) -> None:
     """Read the rest of a response if it is short; a longer rest stays unread, which drops the connection."""
-    if answer.length is not None and answer.length > MAX_REST_BYTES:
+    if response.length is not None and response.length > MAX_REST_BYTES:
         return
-    rest = len(answer.read(MAX_REST_BYTES + 1))
-    if rest <= MAX_REST_BYTES and answer.length:
-        raise http.client.IncompleteRead(b"", answer.length)
+    rest = len(response.read(MAX_REST_BYTES + 1))
+    if rest <= MAX_REST_BYTES and response.length:
+        raise http.client.IncompleteRead(b"", response.length)
 
 
-def everything(answer: http.client.HTTPResponse, most: int) -> bytes:
+def read_all(response: http.client.HTTPResponse, most: int) -> bytes:
     """Return the rest of a body; raise an error of the network if it is cut short.
 
     `read(count)` alone would not notice a cut.
     """
-    if answer.length is None or answer.length > most:
-        raise BadPayload(f"an answer of {answer.length} bytes", why=f"at most {most} are read")
-    return answer.read()
+    if response.length is None or response.length > most:
+        raise BadPayload(f"an answer of {response.length} bytes", why=f"at most {most} are read")
+    return response.read()
 
 
-def exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
+def read_exactly(response: http.client.HTTPResponse, count: int) -> bytes:
     """Return `count` bytes of a body; raise `http.client.IncompleteRead` if fewer arrive."""
-    data = answer.read(count) if count else b""
+    data = response.read(count) if count else b""
     if len(data) != count:
         raise http.client.IncompleteRead(data, count - len(data))
     return data
@@ -304,15 +306,15 @@ _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class PollingReader:
     """A socket as http.client sees it: something to send on, and a file to read from. It may stay silent for minutes.
 
-    `came` reads the bytes that arrived already, without waiting; the file returns them later. `quiet` is called every
-    `look_s` seconds of silence with its duration, and ends the wait by raising.
+    `has_input` reads the bytes that arrived already, without waiting; the file returns them later. `on_silence` is
+    called every `look_s` seconds of silence with its duration, and ends the wait by raising.
     """
 
-    def __init__(self, sock: socket.socket, look_s: float, quiet: Callable[[float], None]) -> None:
-        self._sock, self._look_s, self._quiet = sock, look_s, quiet
+    def __init__(self, sock: socket.socket, look_s: float, on_silence: Callable[[float], None]) -> None:
+        self._sock, self._look_s, self._on_silence = sock, look_s, on_silence
         self._ahead = b""
 
-    def came(self) -> bool:
+    def has_input(self) -> bool:
         """Return True if the peer sent something or closed the connection. TLS's own messages do not count."""
         before = self._sock.gettimeout()
         self._sock.settimeout(0.0)
@@ -353,7 +355,7 @@ class PollingReader:
             try:
                 return self._sock.recv_into(buffer)
             except TimeoutError:
-                self._quiet(time.monotonic() - began)
+                self._on_silence(time.monotonic() - began)
 
 
 class _Reading(io.RawIOBase):

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ from thinwire.core.protocol import ends
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes, reply_to_bytes
 from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
 from thinwire.transport.device.connect import Address, TlsConnection, moved
-from thinwire.transport.device.http_client import LOOK_S, Connection, HttpRequest, Moved, block_of, finish
+from thinwire.transport.device.http_client import ADDRESS_CHECK_S, Connection, HttpRequest, Moved, read_block, read_rest
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.device.session import InFlightAssignments, Registration, own_errors
 from thinwire.transport.device.transfers import Incoming, Outgoing
@@ -37,8 +37,25 @@ from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, Ap
 from thinwire.transport.protocol.signing import Signer
 
 MAX_CONTROL_BYTES = 64 * 2**10  # of a pull's control message: it names some of the ids that the pull named
-MAX_HELD = 64  # assignments in flight: a run has one for each round of its overlap, at most 17
+MAX_IN_FLIGHT = 64  # assignments in flight: a run has one for each round of its overlap, at most 17
 POLL_JITTER = 0.1  # share of a pull's wait, so that devices that connected together do not poll together
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """Holds what the client decides for its link, and what tests replace.
+
+    `is_wanted` decides about a large assignment before its parts are fetched. `min_free` gives the bytes of disk that
+    downloads leave free. `booked` gives the counts, the head and the earlier keys of the device's privacy ledger, for
+    each registration. Every `look_s` seconds of silence, `is_moved` tells if this machine has another address.
+    """
+
+    clock: ServerClock | None = None
+    is_wanted: Callable[[Assignment], bool] = lambda assignment: True
+    min_free: Callable[[], int] = lambda: 0
+    booked: Callable[[], tuple[Mapping[str, int], str, tuple[str, ...]]] | None = None
+    look_s: float = ADDRESS_CHECK_S
+    is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock)
 
 
 class HttpsLink:
@@ -50,11 +67,9 @@ class HttpsLink:
     The link reports which assignments the device has. The aggregator gives an assignment again until it arrived
     complete, and not after that. After a restart of the aggregator the link registers again by itself.
 
-    `is_wanted` decides about a large assignment before its parts are fetched. One that is not wanted is delivered
-    without its parts, because the client will decline it. One that does not fit on this disk is delivered without its
-    parts too, together with the error, so that nobody waits for a reply. `min_free` gives the bytes of disk that
-    downloads leave free. `booked` gives the counts, the head and the earlier keys of the device's privacy ledger, for
-    each registration.
+    A large assignment that is not wanted is delivered without its parts, because the client will decline it. One that
+    does not fit on this disk is delivered without its parts too, together with the error, so that nobody waits for a
+    reply.
 
     Invariant: a reply is sent only to an aggregator that has its run (`InFlightAssignments`). If another process than
     before may answer, the link registers first.
@@ -67,13 +82,7 @@ class HttpsLink:
         name: str,
         folder: Path,
         trust: Trust | None = None,
-        *,
-        clock: ServerClock | None = None,
-        look_s: float = LOOK_S,
-        is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
-        is_wanted: Callable[[Assignment], bool] = lambda assignment: True,
-        min_free: Callable[[], int] = lambda: 0,
-        booked: Callable[[], tuple[Mapping[str, int], str, tuple[str, ...]]] | None = None,
+        options: LinkOptions = LinkOptions(),
     ) -> None:
         address = Address.parse(url)
         if address.tls != (trust is not None):
@@ -82,21 +91,23 @@ class HttpsLink:
                 why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
                 hint="thinwire client join URL -" if address.tls else f"--aggregator {trust.url if trust else ''}",
             )
-        self.url, self.clock = url, clock or ServerClock()
-        self._greeting = Registration(name, folder, trust, self.clock)
-        self._is_wanted, self._booked = is_wanted, booked
+        self.url, self.clock = url, options.clock or ServerClock()
+        self._registration = Registration(name, folder, trust, self.clock)
+        self._options = options
         signer = Signer(key, self.clock.now)
         self.fingerprint = signer.fingerprint
-        self._pulling, self._pushing = (
-            Connection(address, signer, self.clock, lambda: self._greeting.trust, look_s=look_s, moved=is_moved)
-            for _ in range(2)
-        )
-        self._incoming = Incoming(folder / "downloads", min_free)
+
+        def connection() -> Connection:
+            trust_now, look_s = lambda: self._registration.trust, options.look_s
+            return Connection(address, signer, self.clock, trust_now, look_s=look_s, is_moved=options.is_moved)
+
+        self._pulling, self._pushing = connection(), connection()
+        self._incoming = Incoming(folder / "downloads", options.min_free)
         self._outgoing = Outgoing(self._pushing, self._pause)
         self._ending = threading.Event()
         self._hello: Hello | None = None
-        self._one_hello = threading.Lock()  # two threads may register, and the newest data must arrive last
-        self._held = InFlightAssignments()
+        self._registering = threading.Lock()  # two threads may register, and the newest data must arrive last
+        self._in_flight = InFlightAssignments()
         self._ended: deque[Delivery] = deque()  # stops of runs that ended while the device was offline
 
     def hello(self, hello: Hello) -> Welcome:
@@ -104,14 +115,14 @@ class HttpsLink:
 
         Raises `Refused` if `hello` has another name than this link.
         """
-        if hello.name not in self._greeting.names:
-            raise Refused(f"this link is {self._greeting.name!r}'s", why=f"the hello says {hello.name!r}")
+        if hello.name not in self._registration.names:
+            raise Refused(f"this link is {self._registration.name!r}'s", why=f"the hello says {hello.name!r}")
         if self._hello is None or self._hello.process != hello.process:
-            self._held.forget()
-            self._held.keep_open(hello.open_runs)
-        with self._own_errors(), self._one_hello:
+            self._in_flight.clear()
+            self._in_flight.keep_open(hello.open_runs)
+        with self._own_errors(), self._registering:
             free = self._pulling if self._hello is None else self._pushing  # a pull may use the other one
-            welcome = self._greet(hello, free)
+            welcome = self._register(hello, free)
             self._hello = hello
         return welcome
 
@@ -141,15 +152,15 @@ class HttpsLink:
         with self._own_errors():
             self._know_the_time(self._pushing)
             self._know_the_aggregator()
-        if not self._held.is_of(reply):
+        if not self._in_flight.may_send(reply):
             raise self._not_offered(reply)
-        with self._own_errors(answer=True):
+        with self._own_errors(pushes_reply=True):
             if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
                 self._outgoing.send(reply, header, bundle)
             else:
                 body = packed(header) + (bundle.read_bytes() if bundle is not None and length else b"")
                 self._call(self._pushing, HttpRequest("POST", PUSH, body))
-        self._held.answered(reply)
+        self._in_flight.remove_replied(reply)
 
     def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
         """Send a message of a phase of secure aggregation on the connection that pulls, and wait as `pull` does.
@@ -159,12 +170,12 @@ class HttpsLink:
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
         with self._own_errors():
             self._know_the_time(self._pulling)
-            if not self._pulling.is_known():
-                with self._one_hello:
-                    self._greet(self._said(), self._pulling)
-        if not self._held.is_of(reply):
+            if not self._pulling.is_peer_known():
+                with self._registering:
+                    self._register(self._last_hello(), self._pulling)
+        if not self._in_flight.may_send(reply):
             raise self._not_offered(reply)
-        with self._own_errors(answer=True):
+        with self._own_errors(pushes_reply=True):
             return self._pull_again(wait_s, reply)
 
     def leave(self) -> None:
@@ -174,7 +185,7 @@ class HttpsLink:
 
     def cancelled(self) -> frozenset[str]:
         """Return the ids of withdrawn assignments."""
-        return self._held.withdrawn()
+        return self._in_flight.withdrawn()
 
     def close(self) -> None:
         """End the link from any thread; a pull or push in progress raises `Unreachable`."""
@@ -185,26 +196,26 @@ class HttpsLink:
     def _know_the_time(self, connection: Connection) -> None:
         """Register again if the learned time was discarded, because no certificate is checked without a time."""
         if self.clock.doubted:
-            with self._one_hello:
-                self._greet(self._said(), connection)
+            with self._registering:
+                self._register(self._last_hello(), connection)
 
     def _know_the_aggregator(self) -> None:
         """Register again if no connection to the registered process is open, because another process may answer now."""
-        if self._hello is not None and not (self._pushing.is_known() or self._pulling.is_known()):
-            with self._one_hello:
-                self._greet(self._said(), self._pushing)
+        if self._hello is not None and not (self._pushing.is_peer_known() or self._pulling.is_peer_known()):
+            with self._registering:
+                self._register(self._last_hello(), self._pushing)
 
-    def _greet(self, hello: Hello, connection: Connection) -> Welcome:
-        hello = replace(hello, open_runs=self._held.open_runs)
-        if self._booked is not None:  # as of now: the aggregator may have been restored from an older backup
-            booked, head, keys = self._booked()
+    def _register(self, hello: Hello, connection: Connection) -> Welcome:
+        hello = replace(hello, open_runs=self._in_flight.open_runs)
+        if self._options.booked is not None:  # as of now: the aggregator may be restored from an older backup
+            booked, head, keys = self._options.booked()
             hello = replace(hello, booked=booked, booked_head=head, booked_keys=keys)
-        welcome = self._greeting.say(hello, connection, self._pause)
-        self._held.greeted(welcome.runs.values())
-        for run, identity in self._held.take_ended(welcome.ended).items():
+        welcome = self._registration.register(hello, connection, self._pause)
+        self._in_flight.note_registration(welcome.runs.values())
+        for run, identity in self._in_flight.take_ended(welcome.ended).items():
             stop = Assignment(f"{run}.stop.{welcome.name}", run, run.rpartition("-")[0], "stop", "", identity=identity)
             self._ended.append(Delivery(stop, device=welcome.name, missed=True))
-        connection.known()
+        connection.mark_peer_known()
         return welcome
 
     def _not_offered(self, reply: Reply) -> NotOffered:
@@ -215,7 +226,7 @@ class HttpsLink:
             hint="it is kept on this device, until a new run has its name; thinwire client leave deletes it",
         )
 
-    def _said(self) -> Hello:
+    def _last_hello(self) -> Hello:
         if self._hello is None:
             raise Unreachable("this link has not said hello yet", why="a hello comes before a pull")
         return self._hello
@@ -229,58 +240,62 @@ class HttpsLink:
         except ApiError as refusal:
             if refusal.kind != "hello":
                 raise
-        with self._one_hello:  # the aggregator restarted, took this device offline, or has new CAs
-            self._greet(self._said(), self._pulling)
+        with self._registering:  # the aggregator restarted, took this device offline, or has new CAs
+            self._register(self._last_hello(), self._pulling)
         if reply is None:
             return self._ended.popleft() if self._ended else self._pull(wait_s)
-        if not self._held.is_of(reply):
+        if not self._in_flight.may_send(reply):
             raise self._not_offered(reply)
         return self._pull(wait_s, reply)
 
     def _pull(self, wait_s: float, reply: PhaseReply | Failure | None = None) -> Delivery | None:
         """Pull once; `reply` is sent in the same request, and leaves the assignments in flight with its response."""
-        held, greetings = self._held.now(), self._held.greetings
-        held = held if reply is None else [one for one in held if not ends(reply, one)]
-        said = {"process": self._said().process, "wait_s": wait_s, "in_flight": held}
-        wanted = packed(json.dumps(said, separators=(",", ":")).encode())
-        call = HttpRequest("POST", PULL, wanted, wait_s=wait_s)
+        in_flight, registrations = self._in_flight.ids(), self._in_flight.registrations
         if reply is not None:
-            prefer = {"prefer": f"wait={math.ceil(wait_s)}"}  # RFC 7240
-            call = HttpRequest("POST", PUSH, packed(reply_to_bytes(reply)) + wanted, prefer, wait_s)
-        with self._pulling.made(call) as answer:
+            in_flight = [assignment_id for assignment_id in in_flight if not ends(reply, assignment_id)]
+        with self._pulling.request(self._pull_request(wait_s, in_flight, reply)) as response:
             if reply is not None:
-                self._held.answered(reply)
-            self._held.withdraw(block_of(answer, MAX_CONTROL_BYTES))
+                self._in_flight.remove_replied(reply)
+            self._in_flight.withdraw(read_block(response, MAX_CONTROL_BYTES))
             began = time.monotonic()
-            data = block_of(answer, MAX_HEADER_BYTES)
+            data = read_block(response, MAX_HEADER_BYTES)
             assignment = assignment_from_bytes(data) if data else None
-            if assignment and assignment.assignment_id not in held and len(held) >= MAX_HELD:
+            if assignment and assignment.assignment_id not in in_flight and len(in_flight) >= MAX_IN_FLIGHT:
                 raise Unreachable(
-                    f"the aggregator sends more than {MAX_HELD} assignments at once",
+                    f"the aggregator sends more than {MAX_IN_FLIGHT} assignments at once",
                     why="each takes memory and disk until it is answered",
                 )
             length = sum(part.length for part in assignment.parts) if assignment else 0
             bundle, error = None, None
             try:
-                bundle = (
-                    self._incoming.take(assignment.parts, answer) if assignment and 0 < length <= INLINE_BYTES else None
-                )
+                if assignment and 0 < length <= INLINE_BYTES:
+                    bundle = self._incoming.take(assignment.parts, response)
             except NotWritten as refused:
                 error = refused
-            finish(answer)
-        self._pulling.known()  # only the process with which the device registered answers a pull
-        self._held.said(held)
+            read_rest(response)
+        self._pulling.mark_peer_known()  # only the process with which the device registered answers a pull
+        self._in_flight.remove_stops(in_flight)
         if assignment is None:
             return None
         try:
-            if length > INLINE_BYTES and self._is_wanted(assignment) and (bundle := self._fetched(assignment)) is None:
+            is_large = length > INLINE_BYTES and self._options.is_wanted(assignment)
+            if is_large and (bundle := self._fetch(assignment)) is None:
                 return None
         except NotWritten as refused:
             error = refused
-        self._held.arrived(assignment, greetings)
-        return Delivery(assignment, bundle, time.monotonic() - began, error, self._greeting.name, len(data))
+        self._in_flight.add(assignment, registrations)
+        return Delivery(assignment, bundle, time.monotonic() - began, error, self._registration.name, len(data))
 
-    def _fetched(self, assignment: Assignment) -> Path | None:
+    def _pull_request(self, wait_s: float, in_flight: list[str], reply: PhaseReply | Failure | None) -> HttpRequest:
+        """Return the request for an assignment that is not in flight yet; it also sends `reply` if there is one."""
+        fields = {"process": self._last_hello().process, "wait_s": wait_s, "in_flight": in_flight}
+        pull = packed(json.dumps(fields, separators=(",", ":")).encode())
+        if reply is None:
+            return HttpRequest("POST", PULL, pull, wait_s=wait_s)
+        prefer = {"prefer": f"wait={math.ceil(wait_s)}"}  # RFC 7240
+        return HttpRequest("POST", PUSH, packed(reply_to_bytes(reply)) + pull, prefer, wait_s)
+
+    def _fetch(self, assignment: Assignment) -> Path | None:
         """Fetch a large assignment's parts, and return their file; return None if it was withdrawn meanwhile.
 
         It tries again for as long as each attempt makes progress.
@@ -289,13 +304,15 @@ class HttpsLink:
         @contextmanager
         def get(start: int, tag: str) -> Iterator[http.client.HTTPResponse]:
             ranged = {"range": f"bytes={start}-", "if-range": tag} if start else {}
-            with self._pulling.made(
+            with self._pulling.request(
                 HttpRequest(
                     "GET", f"/tw/v1/assignments/{quote(assignment.assignment_id, safe='')}/bundle", headers=ranged
                 )
-            ) as answer:
-                yield answer
-                finish(answer)  # an unread response would end the connection, and with it the knowledge of its peer
+            ) as response:
+                yield response
+                read_rest(
+                    response
+                )  # an unread response would end the connection, and with it the knowledge of its peer
 
         while True:
             before = self._incoming.size(assignment.parts)
@@ -312,25 +329,25 @@ class HttpsLink:
                     raise
             self._pause()
 
-    def _call(self, connection: Connection, call: HttpRequest) -> None:
+    def _call(self, connection: Connection, request: HttpRequest) -> None:
         """Send one small request; repeat it at once if this machine's address changed in the middle of it."""
         try:
-            with connection.made(call) as answer:
-                finish(answer)
+            with connection.request(request) as response:
+                read_rest(response)
         except Moved:
-            with connection.made(call) as answer:
-                finish(answer)
+            with connection.request(request) as response:
+                read_rest(response)
 
     def _pause(self) -> None:
         """Wait a random part of the reconnect window before a cut connection is dialled again.
 
         Other devices may have lost theirs too.
         """
-        self._ending.wait(random.uniform(0.0, self._greeting.spread_s))
+        self._ending.wait(random.uniform(0.0, self._registration.spread_s))
 
-    def _own_errors(self, answer: bool = False) -> AbstractContextManager[None]:
-        greeting, ended = self._greeting, self._ending.is_set
-        return own_errors(self.url, greeting.trust is not None, self.fingerprint, greeting.spread_s, ended, answer)
+    def _own_errors(self, pushes_reply: bool = False) -> AbstractContextManager[None]:
+        trust, spread_s = self._registration.trust, self._registration.spread_s
+        return own_errors(self.url, trust is not None, self.fingerprint, spread_s, self._ending.is_set, pushes_reply)
 
 
 def _require(bundle: Path | None, length: int) -> None:

@@ -29,7 +29,7 @@ from thinwire.core.fleet import Hello, Welcome
 from thinwire.core.formatting import grouped, plain
 from thinwire.core.protocol import ends
 from thinwire.core.types import Assignment, Reply
-from thinwire.transport.device.http_client import Connection, HttpRequest, block_of, finish
+from thinwire.transport.device.http_client import Connection, HttpRequest, read_block, read_rest
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, ApiError, packed
@@ -52,7 +52,7 @@ class Registration:
         self.spread_s = trust.spread_s if trust else 0.0
         self._first = True
 
-    def say(self, hello: Hello, connection: Connection, pause: Callable[[], None]) -> Welcome:
+    def register(self, hello: Hello, connection: Connection, pause: Callable[[], None]) -> Welcome:
         """Register the process, and return the aggregator's answer.
 
         It registers a second time if the answer changed what the device reports: its CAs, or the skew of its clock.
@@ -61,13 +61,13 @@ class Registration:
         if self._first and self.spread_s >= 1.0:
             pause()
         self._first = False
-        said, welcome = self._say(hello, connection)
-        if (said.holds, said.link["skew_s"]) != (self.holds, self.skew_s):
-            _, welcome = self._say(hello, connection)
+        said, welcome = self._send(hello, connection)
+        if (said.trusted_pins, said.link["skew_s"]) != (self.trusted_pins, self.skew_s):
+            _, welcome = self._send(hello, connection)
         return welcome
 
     @property
-    def holds(self) -> tuple[str, ...]:
+    def trusted_pins(self) -> tuple[str, ...]:
         """Return the pins of the CAs that the device trusts."""
         return self.trust.pins if self.trust else ()
 
@@ -77,12 +77,16 @@ class Registration:
         skew_s = self._clock.skew_s
         return float(round(skew_s)) if abs(skew_s) >= SKEW_SHOWN_S else 0.0
 
-    def _say(self, hello: Hello, connection: Connection) -> tuple[Hello, Welcome]:
+    def _send(self, hello: Hello, connection: Connection) -> tuple[Hello, Welcome]:
         rtt_s = round(connection.open(), 6)
-        said = replace(hello, link={**hello.link, "rtt_s": rtt_s, "skew_s": self.skew_s}, holds=self.holds)
-        with connection.made(HttpRequest("POST", HELLO, packed(registration.to_bytes(said)), whole_key=True)) as answer:
-            welcome = registration.welcome_from_bytes(block_of(answer, registration.MAX_WELCOME_BYTES))
-            finish(answer)
+        said = replace(
+            hello, link={**hello.link, "rtt_s": rtt_s, "skew_s": self.skew_s}, trusted_pins=self.trusted_pins
+        )
+        with connection.request(
+            HttpRequest("POST", HELLO, packed(registration.to_bytes(said)), whole_key=True)
+        ) as response:
+            welcome = registration.welcome_from_bytes(read_block(response, registration.MAX_WELCOME_BYTES))
+            read_rest(response)
         self._clock.learn(welcome.server_time)
         connection.require_dates()
         self._learn(welcome)
@@ -114,9 +118,9 @@ class InFlightAssignments:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[bool, str]] = {}  # assignment id -> is it a stop, and the identity of its run
+        self._in_flight: dict[str, tuple[bool, str]] = {}  # assignment id -> is it a stop, and the identity of its run
         self._runs: OrderedDict[str, None] = OrderedDict()  # identities
-        self._greetings = 0
+        self._registrations = 0
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._open: dict[str, str] = {}  # run -> identity, of the runs of whose end the device does not know
 
@@ -136,10 +140,10 @@ class InFlightAssignments:
         with self._lock:
             return {run: self._open.pop(run) for run in runs if run in self._open}
 
-    def now(self) -> list[str]:
+    def ids(self) -> list[str]:
         """Return the ids of the assignments in flight."""
         with self._lock:
-            return list(self._held)
+            return list(self._in_flight)
 
     def withdrawn(self) -> frozenset[str]:
         """Return the ids of the assignments that were withdrawn."""
@@ -147,38 +151,42 @@ class InFlightAssignments:
             return frozenset(self._withdrawn)
 
     @property
-    def greetings(self) -> int:
+    def registrations(self) -> int:
         """Return how many times the device has registered."""
-        return self._greetings
+        return self._registrations
 
-    def greeted(self, identities: Iterable[str]) -> None:
+    def note_registration(self, identities: Iterable[str]) -> None:
         """Record the runs that continue at the aggregator, and withdraw the assignments of all other runs.
 
         Nobody waits for replies to those.
         """
         with self._lock:
-            self._greetings += 1
+            self._registrations += 1
             self._runs = OrderedDict.fromkeys(("", *identities))
             self._withdraw(
-                [assignment_id for assignment_id, (_, identity) in self._held.items() if identity not in self._runs]
+                [
+                    assignment_id
+                    for assignment_id, (_, identity) in self._in_flight.items()
+                    if identity not in self._runs
+                ]
             )
 
-    def is_of(self, reply: Reply) -> bool:
+    def may_send(self, reply: Reply) -> bool:
         """Return True if the reply belongs to a run of the aggregator with which the device registered last."""
         with self._lock:
-            return not self._greetings or reply.identity in self._runs
+            return not self._registrations or reply.identity in self._runs
 
-    def arrived(self, assignment: Assignment, greetings: int) -> None:
+    def add(self, assignment: Assignment, registrations: int) -> None:
         """Record an assignment as in flight, also one that was withdrawn before and sent again.
 
         `greetings` is the count of registrations when the assignment was pulled.
         """
         with self._lock:
-            if greetings == self._greetings:
+            if registrations == self._registrations:
                 self._runs[assignment.identity] = None
                 if len(self._runs) > REMEMBERED:
                     self._runs.popitem(last=False)
-            self._held[assignment.assignment_id] = assignment.kind == "stop", assignment.identity
+            self._in_flight[assignment.assignment_id] = assignment.kind == "stop", assignment.identity
             self._open.pop(assignment.run, None)
             if assignment.kind != "stop" and assignment.identity:
                 self._open[assignment.run] = assignment.identity
@@ -188,22 +196,24 @@ class InFlightAssignments:
             if assignment.identity not in self._runs:  # the device registered with another aggregator meanwhile
                 self._withdraw([assignment.assignment_id])
 
-    def answered(self, reply: Reply) -> None:
+    def remove_replied(self, reply: Reply) -> None:
         """Remove the assignments that a reply ends; an advertisement leaves its assignment in flight."""
         with self._lock:
-            for assignment_id in [one for one in self._held if ends(reply, one)]:
-                del self._held[assignment_id]
+            for assignment_id in [named for named in self._in_flight if ends(reply, named)]:
+                del self._in_flight[assignment_id]
 
-    def said(self, assignment_ids: Sequence[str]) -> None:
+    def remove_stops(self, assignment_ids: Sequence[str]) -> None:
         """Remove the stops among the assignments that a pull named, because the aggregator answered that pull."""
         with self._lock:
-            for assignment_id in [one for one in assignment_ids if self._held.get(one, (False, ""))[0]]:
-                del self._held[assignment_id]
+            for assignment_id in assignment_ids:
+                is_stop, _ = self._in_flight.get(assignment_id, (False, ""))
+                if is_stop:
+                    del self._in_flight[assignment_id]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove all assignments because another process begins, which receives them again."""
         with self._lock:
-            self._held.clear()
+            self._in_flight.clear()
 
     def withdraw(self, control: bytes) -> None:
         """Withdraw the assignments that the control message `control` names; raise `BadPayload` if it is unreadable."""
@@ -216,18 +226,20 @@ class InFlightAssignments:
 
     def _withdraw(self, assignment_ids: Iterable[str]) -> None:
         for assignment_id in assignment_ids:
-            if self._held.pop(assignment_id, None) is not None:  # an aggregator may withdraw only these
+            if self._in_flight.pop(assignment_id, None) is not None:  # an aggregator may withdraw only these
                 self._withdrawn[assignment_id] = None
         while len(self._withdrawn) > REMEMBERED:
             self._withdrawn.popitem(last=False)
 
 
 # Refusals of a reply, not of the device: the same bytes will never be accepted.
-NEVER_TAKEN = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
+NEVER_ACCEPTED = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
 # The same request may succeed later, also over plain HTTP.
-PASSING = frozenset({"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"})
+TRANSIENT = frozenset(
+    {"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"}
+)
 
-ABOUT: dict[str, tuple[str, str]] = {
+REFUSAL_TEXTS: dict[str, tuple[str, str]] = {
     "revoked": ("has revoked this device", "contact its operator: thinwire devices approve NAME approves it again"),
     "pending": ("has not approved this device yet", "there, after comparing: thinwire devices approve NAME"),
     "unknown": ("does not know this device's key", "join it: thinwire client join URL -"),
@@ -262,30 +274,30 @@ ABOUT: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def meaning(
-    refusal: ApiError, url: str, *, tls: bool, fingerprint: str = "", answer: bool = False, within_s: float = 0.0
+def refusal_error(
+    refusal: ApiError, url: str, *, tls: bool, fingerprint: str = "", pushes_reply: bool = False, within_s: float = 0.0
 ) -> ThinwireError:
-    """Return a refusal as an error of the device; `answer` is True while it pushes a reply.
+    """Return a refusal as an error of the device; `pushes_reply` is True while it pushes a reply.
 
     `within_s` is the reconnect window in seconds.
     """
-    said, hint = ABOUT.get(refusal.kind, ("cannot answer now", "look at its output"))
-    what, why = f"the aggregator at {url} {said}", "" if refusal.kind == "closing" else refusal.why
+    text, hint = REFUSAL_TEXTS.get(refusal.kind, ("cannot answer now", "look at its output"))
+    what, why = f"the aggregator at {url} {text}", "" if refusal.kind == "closing" else refusal.why
     if refusal.kind in ("pending", "unknown") and fingerprint:
         why = f"{why}; this device's key has the fingerprint {grouped(fingerprint)}"
-    passing = refusal.kind in PASSING or refusal.status in {429, 502, 503, 504}
-    if refusal.kind == "http" and not passing:
+    is_transient = refusal.kind in TRANSIENT or refusal.status in {429, 502, 503, 504}
+    if refusal.kind == "http" and not is_transient:
         what, hint = f"{url} is no aggregator's device API", "look at the address: --aggregator URL"
-    if answer and (refusal.status, refusal.kind) in NEVER_TAKEN:
+    if pushes_reply and (refusal.status, refusal.kind) in NEVER_ACCEPTED:
         return NotAccepted(what, why, hint)
-    if refusal.kind == "revoked" or not (tls or passing):
+    if refusal.kind == "revoked" or not (tls or is_transient):
         return Refused(what, why, hint)
     return Unreachable(what, why, hint, after_s=refusal.retry_after_s, within_s=within_s)
 
 
 @contextmanager
 def own_errors(
-    url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], answer: bool
+    url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], pushes_reply: bool
 ) -> Iterator[None]:
     """Translate refusals and connection errors of this block into Thinwire errors.
 
@@ -294,14 +306,16 @@ def own_errors(
     try:
         yield
     except ApiError as refusal:
-        raise meaning(refusal, url, tls=tls, fingerprint=fingerprint, answer=answer, within_s=within_s) from refusal
+        raise refusal_error(
+            refusal, url, tls=tls, fingerprint=fingerprint, pushes_reply=pushes_reply, within_s=within_s
+        ) from refusal
     except (OSError, http.client.HTTPException) as error:
         if ended():
             raise Unreachable("this link was closed", why=str(error)) from error
-        raise silence(error, url, tls=tls, within_s=within_s) from error
+        raise no_answer_error(error, url, tls=tls, within_s=within_s) from error
 
 
-def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> Unreachable:
+def no_answer_error(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> Unreachable:
     """Return the error if nobody answered, or nobody who is trusted."""
     why = plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)  # the text may quote a stranger
     what = f"cannot reach the aggregator at {url}"

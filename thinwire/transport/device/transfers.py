@@ -23,7 +23,7 @@ from thinwire.core.part_file import PIECE_BYTES, DamagedPart, PartFile, damaged_
 from thinwire.core.protocol import read_json
 from thinwire.core.statedir import disk_error, private_folder, require_room
 from thinwire.core.types import Part, ReplyHeader
-from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest, everything
+from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest, read_all
 from thinwire.transport.protocol.http import PUSH, UPLOAD_OFFSET, ApiError, etag, packed
 
 KEPT = 4  # partial downloads: assignments arrive one after the other, and old models are useless
@@ -45,12 +45,12 @@ class Incoming:
                 os.replace(path, path.with_suffix(""))
         self._forget(KEPT)
 
-    def take(self, parts: Sequence[Part], answer: http.client.HTTPResponse) -> Path:
+    def take(self, parts: Sequence[Part], response: http.client.HTTPResponse) -> Path:
         """Read small parts that arrived with their assignment, and return their file."""
         path = self._delivered(parts)
         require_room(self._folder, sum(part.length for part in parts), self._min_free())
         try:
-            _receive(PartFile(path, parts), answer)
+            _receive(PartFile(path, parts), response)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -74,10 +74,10 @@ class Incoming:
         with _disk(path):
             file.check()
         if file.left:
-            with get(file.size, etag(parts)) as answer:
-                if answer.status != 206:
+            with get(file.size, etag(parts)) as response:
+                if response.status != 206:
                     file.restart()
-                _receive(file, answer)
+                _receive(file, response)
         whole = self._delivered(parts)
         os.replace(path, whole)
         return whole
@@ -93,13 +93,13 @@ class Incoming:
             path.unlink()
 
 
-def _receive(file: PartFile, answer: http.client.HTTPResponse) -> None:
+def _receive(file: PartFile, response: http.client.HTTPResponse) -> None:
     """Append the bytes of a response until the last part is complete."""
     with _disk(file.path):
         opened = file.open(create=True)
     with opened:
         while left := file.left:
-            data = answer.read1(min(PIECE_BYTES, left))
+            data = response.read1(min(PIECE_BYTES, left))
             if not data:
                 raise http.client.IncompleteRead(b"", left)
             try:
@@ -137,25 +137,25 @@ class Outgoing:
     def __init__(self, connection: Connection, pause: Callable[[], None]) -> None:
         self._connection, self._pause = connection, pause
 
-    def send(self, header: ReplyHeader, said: bytes, bundle: Path) -> None:
+    def send(self, header: ReplyHeader, header_bytes: bytes, bundle: Path) -> None:
         """Upload a reply, and return when the aggregator has committed it; raise the error of the last attempt.
 
-        `said` is the encoded header, `bundle` the file with the parts.
+        `header_bytes` is the encoded header, `bundle` the file with the parts.
         """
         offsets: list[int] = []  # of each part, as the aggregator reported last; empty: push the header first
         index, best, fruitless, cut = 0, -1, 0, False
         while True:
             try:
                 if cut:
-                    offsets, cut = self._durable(header, index, offsets), False
-                if not offsets and not (offsets := self._offered(said, header)):
+                    offsets, cut = self._stored_offsets(header, index, offsets), False
+                if not offsets and not (offsets := self._push_header(header_bytes, header)):
                     return
                 fruitless, best = (0, sum(offsets)) if sum(offsets) > best else (fruitless + 1, best)
                 index = _open_part(header.parts, offsets)
-                told = self._put(header, index, offsets[index], bundle)
-                if told.get("done") is True:
+                status = self._put(header, index, offsets[index], bundle)
+                if status.get("done") is True:
                     return
-                offsets[index] = _within(told.get("offset"), header.parts[index])
+                offsets[index] = _within(status.get("offset"), header.parts[index])
             except ApiError as refusal:
                 if fruitless >= FRUITLESS or refusal.kind not in ("offset", "damaged", "offer"):
                     raise
@@ -168,13 +168,13 @@ class Outgoing:
                 fruitless, cut = fruitless + 1, bool(offsets)
                 self._pause()
 
-    def _offered(self, said: bytes, header: ReplyHeader) -> list[int]:
+    def _push_header(self, header_bytes: bytes, header: ReplyHeader) -> list[int]:
         """Push the header, and return how many bytes of each part the aggregator has; [] if it committed the reply."""
-        with self._connection.made(HttpRequest("POST", PUSH, packed(said))) as answer:
-            told = _read(answer)
-        if told.get("done") is True:
+        with self._connection.request(HttpRequest("POST", PUSH, packed(header_bytes))) as response:
+            status = _read(response)
+        if status.get("done") is True:
             return []
-        offsets = told.get("offsets")
+        offsets = status.get("offsets")
         if not isinstance(offsets, list) or len(offsets) != len(header.parts):
             raise Unreachable("the aggregator gives no offsets of this reply")
         return [_within(offset, part) for offset, part in zip(offsets, header.parts, strict=True)]
@@ -182,19 +182,21 @@ class Outgoing:
     def _put(self, header: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:
         """Send the rest of one part."""
         part = header.parts[index]
-        start = sum(one.length for one in header.parts[:index]) + offset
+        start = sum(earlier.length for earlier in header.parts[:index]) + offset
         rest = FileRange(bundle, start, part.length - offset, bytes.fromhex(part.sha256))
-        with self._connection.made(HttpRequest("PUT", f"{_target(header, index)}?offset={offset}", rest)) as answer:
-            return _read(answer)
+        with self._connection.request(
+            HttpRequest("PUT", f"{_target(header, index)}?offset={offset}", rest)
+        ) as response:
+            return _read(response)
 
-    def _durable(self, header: ReplyHeader, index: int, offsets: list[int]) -> list[int]:
+    def _stored_offsets(self, header: ReplyHeader, index: int, offsets: list[int]) -> list[int]:
         """Return the offsets after a cut; [] if the header must be pushed again."""
         try:
-            with self._connection.made(HttpRequest("HEAD", _target(header, index))) as answer:
-                said = answer.headers.get(UPLOAD_OFFSET.decode(), "")
+            with self._connection.request(HttpRequest("HEAD", _target(header, index))) as response:
+                reported = response.headers.get(UPLOAD_OFFSET.decode(), "")
         except ApiError:
             return []
-        offset = _within(int(said) if DIGITS.fullmatch(said) else said[:80], header.parts[index])
+        offset = _within(int(reported) if DIGITS.fullmatch(reported) else reported[:80], header.parts[index])
         return [*offsets[:index], offset, *offsets[index + 1 :]]
 
 
@@ -228,9 +230,9 @@ def _target(header: ReplyHeader, index: int) -> str:
     return f"/tw/v1/parts/{header.update_id.run}/{header.update_id.sequence}/{index}"
 
 
-def _read(answer: http.client.HTTPResponse) -> dict[str, Any]:
+def _read(response: http.client.HTTPResponse) -> dict[str, Any]:
     try:
-        told = read_json(everything(answer, MAX_ANSWER_BYTES), MAX_ANSWER_BYTES)
-        return dict(told)
+        status = read_json(read_all(response, MAX_ANSWER_BYTES), MAX_ANSWER_BYTES)
+        return dict(status)
     except (ValueError, TypeError, RecursionError) as error:
         raise Unreachable("cannot read the aggregator's answer", why=str(error)) from error

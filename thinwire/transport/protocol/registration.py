@@ -28,6 +28,7 @@ from thinwire.core.protocol import read_json
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.protocol.http import LATEST
 
+WIRE_NAMES = {"trusted_pins": "holds"}  # field -> its name on the wire, where the two differ
 MAX_BYTES = 256 * 2**10  # of a `Hello`
 MAX_WELCOME_BYTES = 2**20  # of a `Welcome`: a sequence of each run that continues, and the CAs
 MAX_VERSION = 2**31
@@ -48,7 +49,7 @@ class TooMuchReported(BadPayload):
 
 def to_bytes(said: Hello | Welcome) -> bytes:
     """Return a message as JSON, without empty optional fields."""
-    raw = dataclasses.asdict(said)
+    raw = {WIRE_NAMES.get(name, name): value for name, value in dataclasses.asdict(said).items()}
     if isinstance(said, Hello):
         raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
         if not raw["has"]:
@@ -80,7 +81,7 @@ def hello_from_bytes(data: bytes) -> Hello:
         versions = {_text(k, 64): _text(v, 64) for k, v in list(raw["versions"].items())[:64]}
         oldest = _version(raw.get("oldest", protocol))
         link = {_text(k, 64): _measured(v) for k, v in list(raw.get("link", {}).items())[:16]}
-        holds = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
+        pins = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
         plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
         has = _equipment(raw.get("has", {}))
         open_runs = {_text(k, 128): _text(v, 64) for k, v in list(raw.get("open_runs", {}).items())[:MAX_RUNS]}
@@ -93,7 +94,7 @@ def hello_from_bytes(data: bytes) -> Hello:
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
     return Hello(
-        name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs, secure, booked, head, keys
+        name, process, tasks, versions, protocol, oldest, link, pins, plans, has, open_runs, secure, booked, head, keys
     )
 
 

@@ -77,7 +77,7 @@ class HelloRoute:
         said = replace(said, name=row.name)  # a renamed device reports its old name until it gets the new one
         if known is None:
             self._require_pause(row.name)
-        self._held(row.name, said.holds)
+        self._held(row.name, said.trusted_pins)
         self._presence.renamed(self._roster.rows())
         await self._alone(said)
         self._still(row)  # it may have been revoked meanwhile

@@ -201,7 +201,7 @@ class BufferedRound(RoundMachine):
         )
 
     @property
-    def _silent(self) -> tuple[str, ...]:
+    def _reported_outstanding(self) -> tuple[str, ...]:
         return tuple(device for device in self.overdue if device not in self.devices)
 
 

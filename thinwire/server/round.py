@@ -201,7 +201,7 @@ class RoundMachine:
         raise NotImplementedError
 
     @property
-    def _silent(self) -> tuple[str, ...]:
+    def _reported_outstanding(self) -> tuple[str, ...]:
         """Return the devices that the result names as outstanding."""
         return self.outstanding
 
@@ -217,7 +217,7 @@ class RoundMachine:
             reason = "too-few"
         if reason in NO_STEP:
             aggregated, dropped = (), (*dropped, *aggregated)
-        self.closed = RoundResult(reason, aggregated, dropped, self._silent)
+        self.closed = RoundResult(reason, aggregated, dropped, self._reported_outstanding)
         return self.closed
 
 
@@ -256,14 +256,14 @@ class Round(RoundMachine):
         return tuple(device for device in self.assignments if device in self.waited_for)
 
     @property
-    def good(self) -> int:
+    def arrived_in_time(self) -> int:
         """Return the number of updates in time that have arrived and were not rejected."""
         return len(self.in_time) - len(self.rejected_in_time)
 
     @property
     def possible(self) -> int:
         """Return the number of updates in time that have arrived or may still arrive."""
-        return self.good + len(self.waited_for)
+        return self.arrived_in_time + len(self.waited_for)
 
     def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
         lacking = not self.shut and (self.lost or self.rejected_in_time or self.config.max_concurrency)
@@ -334,7 +334,7 @@ class Round(RoundMachine):
 
         One slot counts as free if none is, but no device works on this round.
         """
-        lacking = self.config.min_updates - self.good
+        lacking = self.config.min_updates - self.arrived_in_time
         held = slots.held(now, lacking)
         silent = slots.silent(self.assignments, held)
         reasons = [Reason("silent", {"count": len(silent), "devices": listed(silent)})] if silent else []
@@ -344,9 +344,7 @@ class Round(RoundMachine):
         return 1, [*reasons, Reason("none-at-work", {})]
 
     def _fill(self, now: float, replacements: ReplacementSource) -> list[Action]:
-        """Select as many replacements as updates are missing and slots are free, among devices that can
-        reply in time.
-        """
+        """Select replacements for missing updates, as many as slots are free, among devices that can reply in time."""
         left_s, short, of_slots = self.deadline_at - now, self.config.target_updates - self.possible, list[Reason]()
         if short > 0 and self.slots is not None:
             free, of_slots = self._free(self.slots, now)
@@ -368,14 +366,9 @@ class Round(RoundMachine):
         )
 
     def _vacant(self) -> str:
-        """Return a device that was lost, or whose update was rejected, and that has no replacement yet; "" if there is
-        none.
-        """
-        replaced, rejected_in_time = (
-            set(self.instead.values()),
-            (update_id.device for update_id in self.rejected_in_time),
-        )
-        return next((device for device in (*self.lost, *rejected_in_time) if device not in replaced), "")
+        """Return a lost device, or one whose update was rejected, without a replacement yet; "" if there is none."""
+        replaced, rejected = set(self.instead.values()), [update_id.device for update_id in self.rejected_in_time]
+        return next((device for device in (*self.lost, *rejected) if device not in replaced), "")
 
     def _closing_reason(self, now: float) -> CloseReason | None:
         if not self.waited_for:

@@ -50,12 +50,12 @@ def finish(runner: RoundRunner) -> None:
         stepped, version = time.perf_counter(), version + 1
         events += _store(runner, version, now)
         spent = {"step_s": stepped - start, "store_s": time.perf_counter() - stepped}
-    events += [*runner.summed(), *runner.evaluated(now)]
+    events += [*runner.sum_events(), *runner.evaluation_events(now)]
     events.append(_closing_event(runner, closed, version, capped, spent, now))
     runner.record(*events, measured=learn_speeds(runner, now))
     running.mode.reveal(running)
     _acknowledge(runner, closed)
-    runner.over()
+    runner.clean_up()
 
 
 def _step(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:

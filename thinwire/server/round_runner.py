@@ -88,8 +88,8 @@ class RoundRunner:
         try:
             while not self.machine.closed:
                 self._take(running.poll(self._wait()))
-                self._aggregated(AGGREGATION_WAIT_S)
-                self._miss(waited_for)
+                self._report_additions(AGGREGATION_WAIT_S)
+                self._lose_absent(waited_for)
                 if not self.machine.closed:
                     stopping = running.must_stop()
                     if running.stopped == "service":
@@ -113,11 +113,11 @@ class RoundRunner:
         self.absent_counted = False  # a deferred reply may make a disconnected device outstanding again
         self._take(self.running.take_deferred())
 
-    def _miss(self, assigned: Iterable[str]) -> None:
+    def _lose_absent(self, devices: Iterable[str]) -> None:
         """Count the devices that did not reconnect after a restart as lost; later the fleet reports them itself."""
         if not self.absent_counted and self.running.elapsed >= self.running.return_by:
             self.absent_counted = True
-            for device in sorted(set(assigned) - set(self.running.presence.hellos)):
+            for device in sorted(set(devices) - set(self.running.presence.hellos)):
                 self.on(round_events.DeviceDisconnected(device, "did not come back"))
 
     def _wait(self) -> float:
@@ -156,8 +156,8 @@ class RoundRunner:
         """Drop the updates of a revoked device that are not aggregated yet; aggregated ones stay, and the
         journal says so.
         """
-        self._aggregated(0.0)
-        for update_id in [found for found in self.machine.aggregating if found.device == device]:
+        self._report_additions(0.0)
+        for update_id in [own for own in self.machine.aggregating if own.device == device]:
             if self.additions.withdraw(update_id):
                 self.on(round_events.AggregationRejected(update_id, "revoked"))
         self.running.forget(device)
@@ -182,15 +182,15 @@ class RoundRunner:
                 self.running.lose(device, kind, text, assigned.assignment_id)
 
     def _on_reply(self, header: ReplyHeader) -> None:
-        """Carry out what `_decision` decides about one reply."""
+        """Carry out what `_decide` decides about one reply."""
         running, update_id = self.running, header.update_id
-        found = self._decision(header)
-        match found.action:
+        decision = self._decide(header)
+        match decision.action:
             case "acknowledge":
                 running.fleet.ack([update_id])
             case "fail":
-                self._fail_elsewhere(update_id.device, found.kind, found.text, header.assignment_id)
-                failed = round_events.AssignmentFailed(update_id.device, header.assignment_id, found.kind, found.text)
+                self._fail_elsewhere(update_id.device, decision.kind, decision.text, header.assignment_id)
+                failed = round_events.AssignmentFailed(update_id.device, header.assignment_id, decision.kind, decision.text)
                 self.on(failed)
                 running.fleet.ack([update_id])
             case "defer":
@@ -198,8 +198,8 @@ class RoundRunner:
             case "drop":
                 self._note_arrival(header)
                 self.machine.dropped.append(update_id)
-                assert found.reason is not None, "a drop has a reason"
-                self.record(*self.drop_events(update_id, found.reason))
+                assert decision.reason is not None, "a drop has a reason"
+                self.record(*self.drop_events(update_id, decision.reason))
             case "take":
                 self._note_arrival(header)
                 came_late = running.came_late.get(header.assignment_id)
@@ -209,7 +209,7 @@ class RoundRunner:
                     )
                 )
 
-    def _decision(self, header: ReplyHeader) -> ReplyDecision:
+    def _decide(self, header: ReplyHeader) -> ReplyDecision:
         """Decide about a reply before the state machine sees it; this changes nothing.
 
         The machine drops what is late, stale or a duplicate among the assignments that it knows. Here are the others.
@@ -298,8 +298,8 @@ class RoundRunner:
         """Return the events of an action that only other modes have."""
         return []
 
-    def over(self) -> None:
-        """Clean up after the end."""
+    def clean_up(self) -> None:
+        """Delete and withdraw what a closed round leaves behind; only a secure round leaves something."""
 
     def drop_events(self, update_id: UpdateId, reason: DropReason, detail: str = "") -> list[UpdateDropped]:
         """Return the event that an update is dropped; none if the journal has it already, as after a second
@@ -309,7 +309,7 @@ class RoundRunner:
             return []
         return [UpdateDropped(**self._fields(self.headers[update_id]), reason=reason, detail=detail)]
 
-    def _accepted(self, header: ReplyHeader, action: AggregateUpdate) -> list[Event]:
+    def _acceptance_events(self, header: ReplyHeader, action: AggregateUpdate) -> list[Event]:
         """Return the event that an update counts for this round, and the loss of the device's state that it reports."""
         fields, update_id = self._fields(header), header.update_id
         counts = UpdateAccepted(
@@ -340,7 +340,7 @@ class RoundRunner:
         frames = self.frames(header.update_id)
         self.additions.begin(header.update_id, lambda: self.aggregator.add(header, frames, discount))
 
-    def _aggregated(self, wait_s: float) -> None:
+    def _report_additions(self, wait_s: float) -> None:
         """Tell the state machine which updates were aggregated or rejected; wait up to `wait_s` s for the next one."""
         for outcome in self.additions.finished(wait_s):
             self.adding_s += outcome.seconds
@@ -364,16 +364,16 @@ class RoundRunner:
         """
         unwritten, self.unwritten_events = self.unwritten_events, []
         accepted, self.accepted = self.accepted, []
-        facts = [event for header, action in accepted for event in self._accepted(header, action)]
+        facts = [event for header, action in accepted for event in self._acceptance_events(header, action)]
         self.running.record(*unwritten, *facts, *events, measured=measured)
         for header, action in accepted:
             self.begin(header, action.discount)
 
-    def summed(self) -> list[Event]:
+    def sum_events(self) -> list[Event]:
         """Return the event about the sum of a secure round; other rounds have none."""
         return []
 
-    def evaluated(self, now: float) -> list[Evaluated]:
+    def evaluation_events(self, now: float) -> list[Evaluated]:
         """Return the evaluations that are final when the round closes."""
         in_time = [header for update_id, header in self.headers.items() if update_id in self.machine.in_time]
         return self.running.mode.evaluate(self.running, self.opened, in_time, now)

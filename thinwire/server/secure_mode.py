@@ -215,7 +215,9 @@ class SecureRoundMachine(RoundMachine):
             for device in self.absent.keys() & self.secure.outstanding:
                 actions += self._mark(device, *self.absent[device])
         if self.shut and self.shut != "stopped":  # no client goes on, so each of them is free for the next round
-            actions += [found for device in self._silent for found in self._note(device, "stale", ROUND_OVER)]
+            actions += [
+                found for device in self._reported_outstanding for found in self._note(device, "stale", ROUND_OVER)
+            ]
         return actions
 
     def _may_close(self, now: float) -> bool:
@@ -382,7 +384,7 @@ class SecureRoundMachine(RoundMachine):
         self.assignments[device] = assignment_id
 
     @property
-    def _silent(self) -> tuple[str, ...]:
+    def _reported_outstanding(self) -> tuple[str, ...]:
         """Return the devices whose masked vector never came, without a failure of their own."""
         return tuple(
             device

@@ -85,11 +85,11 @@ class SecureRoundRunner(RoundRunner):
         if event.phase != "unmask":  # its messages were not stored, and are requested again
             yield round_events.PhaseEnded(event.reason), now
 
-    def summed(self) -> list[Event]:
+    def sum_events(self) -> list[Event]:
         """Return the event about the sum, if the round has one."""
         return [self.aggregator.summed] if self.aggregator.summed is not None else []
 
-    def evaluated(self, now: float) -> list[Evaluated]:
+    def evaluation_events(self, now: float) -> list[Evaluated]:
         """Return the evaluation of the base model by the summed metrics, if it was not evaluated before."""
         base, running = self.opened.base_version, self.running
         metrics = {name: pair for name, pair in self.aggregator.metrics.items() if name.startswith(MEASURED)}
@@ -117,12 +117,12 @@ class SecureRoundRunner(RoundRunner):
                 self.on(round_events.DeviceDisconnected(device, "revoked"))
         super().run()
 
-    def _miss(self, assigned: Iterable[str]) -> None:
+    def _lose_absent(self, devices: Iterable[str]) -> None:
         """Count all devices of the round as disconnected that did not reconnect after a restart."""
-        del assigned
-        super()._miss(self.machine.assignments)
+        del devices
+        super()._lose_absent(self.machine.assignments)
 
-    def over(self) -> None:
+    def clean_up(self) -> None:
         """Delete the files of the round, and withdraw what no client needs to answer any more."""
         closed = self.machine.closed
         no_sum = closed is not None and closed.reason in NO_STEP  # all clients forget the secrets of this round

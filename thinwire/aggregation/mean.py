@@ -71,9 +71,7 @@ class WeightedMean:
         try:
             for segment, payload in zip(others, frames(), strict=False):
                 self.codec.decode_add(payload, weight, self.total[segment.span], segment=segment.index)
-        except (
-            BadPayload
-        ) as error:  # the frames were legal before, and the sum is half changed now: dropping the update is too late
+        except BadPayload as error:  # the frames were checked, and the sum is half changed: it is too late for a drop
             raise DataLost("an update changed while it was added", why=str(error)) from error
         self.examples += examples
         self.normaliser += examples * a
@@ -84,13 +82,13 @@ class WeightedMean:
 
         Raise BadPayload unless there is one frame for each segment.
         """
-        segments, found = self.layout.segments, 0
+        segments, count = self.layout.segments, 0
         payload: Arrived = b""
-        for found, payload in enumerate(frames(), 1):
-            if found < len(segments):
-                self.codec.check(payload, found - 1)
-        if found != len(segments):
-            raise BadPayload(f"an update of {found} frames", why=f"the model has {len(segments)} segments")
+        for count, payload in enumerate(frames(), 1):
+            if count < len(segments):
+                self.codec.check(payload, count - 1)
+        if count != len(segments):
+            raise BadPayload(f"an update of {count} frames", why=f"the model has {len(segments)} segments")
         return payload
 
     def copy(self) -> WeightedMean:
@@ -120,9 +118,9 @@ def float_buffers(layout: Layout) -> tuple[Tensor, ...]:
 
 def float_values(layout: Layout, buffers: Vector) -> list[tuple[Tensor, Vector]]:
     """Return each float buffer with its values in the flat vector of all averaged buffers."""
-    found = float_buffers(layout)
-    ends = np.cumsum([0, *(t.size for t in found)])
-    return [(t, buffers[start : start + t.size]) for t, start in zip(found, ends[:-1], strict=True)]
+    averaged = float_buffers(layout)
+    ends = np.cumsum([0, *(t.size for t in averaged)])
+    return [(t, buffers[start : start + t.size]) for t, start in zip(averaged, ends[:-1], strict=True)]
 
 
 def counters(layout: Layout) -> tuple[Tensor, ...]:
@@ -155,16 +153,16 @@ def unpack_fixed(layout: Layout, data: bytes) -> Fixed:
     if data and hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
         raise BadPayload("the fixed tensors are damaged", why="their digest differs")
     try:
-        found = load(data[DIGEST:]) if data else {}
+        values = load(data[DIGEST:]) if data else {}
     except SafetensorError as error:
         raise BadPayload("the fixed tensors are no safetensors", why=str(error)) from error
     fixed, frozen = fixed_buffers(layout), layout.of_role("frozen")
-    wrong = [name for name in found if name not in {t.name for t in (*fixed, *frozen)}]
-    wrong += [t.name for t in fixed if t.name not in found or found[t.name].dtype != kept_type(t)]
-    wrong += [t.name for t in (*fixed, *frozen) if t.name in found and found[t.name].shape != t.shape]
+    wrong = [name for name in values if name not in {t.name for t in (*fixed, *frozen)}]
+    wrong += [t.name for t in fixed if t.name not in values or values[t.name].dtype != kept_type(t)]
+    wrong += [t.name for t in (*fixed, *frozen) if t.name in values and values[t.name].shape != t.shape]
     if wrong:
         raise BadPayload("the fixed tensors are not those of this layout", why=f"{wrong[0][:80]} is missing or another")
-    return found
+    return values
 
 
 def buffer_layout(layout: Layout) -> Layout:
@@ -225,11 +223,11 @@ class BufferMean:
         least, most = float(values.min()), float(values.max())
         if tensor.name.endswith(VARIANCE):
             if least < 0 or most > MAX_SPREAD:
-                found = least if least < 0 else most
-                raise BadPayload(f"{tensor.name} holds {found:g}", why=f"a variance lies in 0..{MAX_SPREAD:g}")
+                worst = least if least < 0 else most
+                raise BadPayload(f"{tensor.name} holds {worst:g}", why=f"a variance lies in 0..{MAX_SPREAD:g}")
         elif max(-least, most) ** 2 > MAX_SPREAD:
-            found = least if -least > most else most
-            raise BadPayload(f"{tensor.name} holds {found:g}", why=f"a mean's square is at most {MAX_SPREAD:g}")
+            worst = least if -least > most else most
+            raise BadPayload(f"{tensor.name} holds {worst:g}", why=f"a mean's square is at most {MAX_SPREAD:g}")
 
     def fold(self, payload: Arrived, weight: float) -> None:
         """Add buffers that `check` accepted."""

@@ -51,8 +51,9 @@ FEWEST = 3  # clients from which on a median is meaningful
 
 
 def largest_a(plan: RunPlan, steps: int) -> float:
-    """Return the largest normaliser of so many steps at the plan's learning rate; 1 if a task's own `train()` counts no
-    steps.
+    """Return the largest normaliser of so many steps at the plan's learning rate; 1 without a count of steps.
+
+    A task's own `train()` may count no steps.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nmomentum=0.9')
     >>> round(largest_a(plan, 2), 9), largest_a(plan, 0)
@@ -79,8 +80,9 @@ def require_a(plan: RunPlan, header: ReplyHeader, assigned: int) -> None:
 
 @dataclass(frozen=True)
 class WeightCaps:
-    """Holds the most examples, the largest normaliser and the largest norm that one client counts for in a round, and
-    the medians behind the first two.
+    """Holds the most that one client counts for in a round: its examples, its normaliser and its norm.
+
+    The medians are those of the round, from which the first two follow.
     """
 
     examples: float = math.inf
@@ -96,15 +98,16 @@ class WeightCaps:
         return replace(header, examples=int(min(header.examples, self.examples)), a=min(header.a, self.a))
 
     def capped(self, header: ReplyHeader, by_examples: bool) -> Capped | None:
-        """Return what a client counts less for; None if it counts in full. `by_examples`: True if its examples are its
-        weight.
+        """Return what a client counts less for; None if it counts in full.
+
+        `by_examples` is True if its examples are its weight.
         """
-        found, own = Capped(), self.counted(header)
+        capped, own = Capped(), self.counted(header)
         if by_examples and own.examples < header.examples:
-            found |= {"examples": header.examples, "counted": own.examples, "median": self.median_examples}
+            capped |= {"examples": header.examples, "counted": own.examples, "median": self.median_examples}
         if own.a < header.a:
-            found |= {"a": header.a, "a_counted": own.a, "a_median": self.median_a}
-        return found or None
+            capped |= {"a": header.a, "a_counted": own.a, "a_median": self.median_a}
+        return capped or None
 
 
 def caps_of(plan: RunPlan, headers: Sequence[ReplyHeader]) -> WeightCaps:
@@ -153,9 +156,9 @@ def largest(values: Vector) -> float:
 
 def require_values(params: Vector) -> None:
     """Raise `TaskError` if a model's values are not finite, or larger than codecs and sums can take."""
-    if not (found := largest(params)) <= MAX_VALUE:
+    if not (magnitude := largest(params)) <= MAX_VALUE:
         raise TaskError(
-            f"the first model holds {found:g}",
+            f"the first model holds {magnitude:g}",
             why=f"its values are finite and at most {MAX_VALUE:g}",
             hint="look at the task's model(), or at the file of [run] init",
         )
@@ -286,12 +289,12 @@ class RoundAggregator:
         """
         statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
         alike, known = self.config.counts_alike, self.weights.known if self.weights is not None else {}
-        found = self.bounded(caps)
+        lighter = self.bounded(caps)
         for header in headers:
             name, by_examples = str(header.update_id), not (alike or header.update_id.device in known)
-            if (one := caps.capped(header, statistics or by_examples)) is not None:
-                found[name] = one | found.get(name, Capped())
-        return found
+            if (capped := caps.capped(header, statistics or by_examples)) is not None:
+                lighter[name] = capped | lighter.get(name, Capped())
+        return lighter
 
     def bounded(self, caps: WeightCaps) -> dict[str, Capped]:
         """Return the updates whose norm is above the bound."""
@@ -333,13 +336,13 @@ class RoundAggregator:
             change, kept = self._change(model)
             assert change is not None, "a step is made of one update at least"
             self._move(model, change, kept, server_at(self.plan, steps_made))
-        if math.isnan(found := largest(model.params)):
+        if math.isnan(magnitude := largest(model.params)):
             raise CodecError(
                 f"the step of the server optimizer {self.plan.server.optimizer!r} gives NaN",
                 why="the model and the mean change that it was given are finite",
                 hint="a smaller [server] lr",
             )
-        if found > MAX_VALUE:
+        if magnitude > MAX_VALUE:
             np.clip(model.params, -MAX_VALUE, MAX_VALUE, out=model.params)
         if self.plan.local.buffers == "average":
             model.buffers = self.buffers.close(model.buffers)
@@ -356,9 +359,7 @@ class RoundAggregator:
         model.state = {**own, **kept}
 
     def _change(self, model: Model) -> tuple[Vector | None, State]:
-        """Return the change for the server optimizer, and the state that is kept over all devices; the sum
-        is used up.
-        """
+        """Return the change for the server optimizer, and the state of all devices; the sum is used up."""
         if self.weights is None or not self.changes.count:
             return self.changes.close(), {}
         if self.algorithm is None:

@@ -87,7 +87,7 @@ class Projection:
             case RoundOpened():
                 self._opened(event)
             case RoundResumed():
-                self._delivered(event)
+                self._resumed(event)
             case RoundClosed():
                 self._closed(event)
             case Evaluated():
@@ -134,10 +134,10 @@ class Projection:
 
     def _noted(self, note: Reasons, about: str = "") -> None:
         """Add a note to the run; it replaces earlier ones `about` a device."""
-        known = self.sums.of_run.get("notes")
-        if known is None:
-            known = self.connection.scalar(select(Run.c.notes).where(Run.c.run_id == self.facts.run_id)) or []
-        kept = [one for one in known if not (about and one[0][1].get("device") == about)]
+        notes = self.sums.of_run.get("notes")
+        if notes is None:
+            notes = self.connection.scalar(select(Run.c.notes).where(Run.c.run_id == self.facts.run_id)) or []
+        kept = [earlier for earlier in notes if not (about and earlier[0][1].get("device") == about)]
         self._run(notes=[*kept, note])
 
     def _model(self, event: ModelStored) -> None:
@@ -159,7 +159,7 @@ class Projection:
         self.known.selections[event.round] = selection
         self.sums.opened.append({**row, "opened_at": event.at, **selection})
 
-    def _delivered(self, event: RoundResumed) -> None:
+    def _resumed(self, event: RoundResumed) -> None:
         """Add a downtime of the aggregator to the open round."""
         known = self.sums.told_of(event.round).get("downtimes")
         if known is None:
@@ -212,7 +212,7 @@ class Projection:
                 self.known.points += 1
                 self._round(event.round, point=self.known.points)
         else:
-            spread = {name: found for name, found in event.spread.items() if name not in event.robust}
+            spread = {name: value for name, value in event.spread.items() if name not in event.robust}
             self._run(metrics0=event.decisive, spread0=spread)
 
 
@@ -245,23 +245,23 @@ class UpdateProjector:
         """Apply an event if it belongs to an assignment."""
         match event:
             case ClientSelected():
-                self._project_selection(event)
+                self._selected(event)
             case AssignmentDelivered():
-                self._taken(event)
+                self._delivered(event)
             case FullModelSent():
                 self._sent_in_full(event)
             case UpdateAccepted():
-                self._answered(event, "accepted", late_reply=event.late, staleness=event.staleness)
+                self._replied(event, "accepted", late_reply=event.late, staleness=event.staleness)
             case UpdateAggregated():
                 self.settle([event.update_id], "aggregated", event)
             case UpdateDropped():
-                self._answered(event, "dropped", reason=": ".join(filter(None, (event.reason, event.detail))))
+                self._replied(event, "dropped", reason=": ".join(filter(None, (event.reason, event.detail))))
             case ClientFailed():
                 self._failed(event)
             case ClientReconnected():
-                self._back(event)
+                self._reconnected(event)
 
-    def _project_selection(self, event: ClientSelected) -> None:
+    def _selected(self, event: ClientSelected) -> None:
         reasons = {"selection_reason": event.why, "instead_of": event.instead_of, "work_reason": event.work_reason}
         self._new_row(
             event.round,
@@ -301,7 +301,7 @@ class UpdateProjector:
         }
         self.connection.execute(update(Update).where(*where).values(more))
 
-    def _taken(self, event: AssignmentDelivered) -> None:
+    def _delivered(self, event: AssignmentDelivered) -> None:
         """Set the time of delivery, once: a delivery reported after a restart is the same one."""
         row = self.rows.find(event.assignment_id)
         if row is not None and not row["update_id"] and row["pulled_at"] is None:
@@ -311,7 +311,7 @@ class UpdateProjector:
         self.sums.assign(device)
         return self.rows.new(round_number, device, assignment_id, **values)
 
-    def _answered(self, event: UpdateAccepted | UpdateDropped, outcome: str, **values: Any) -> None:
+    def _replied(self, event: UpdateAccepted | UpdateDropped, outcome: str, **values: Any) -> None:
         """Set a reply's outcome, and copy its columns once.
 
         The outcome may change later: accepted, then found to be invalid.
@@ -333,7 +333,7 @@ class UpdateProjector:
             self.sums.add(event.round, row["device"], arrived=1, **came)
             fresh["payload_up"] += row["payload_up"]  # after the keys and shares of a secure round
             self.sums.run["dense_up"] += self.facts.size * FLOAT_BYTES if event.header.get("parts") else 0
-        self._turn(row, outcome, event.at, **fresh, **values)
+        self._set_outcome(row, outcome, event.at, **fresh, **values)
 
     def send(self, event: run_events.PhaseClosed, before: Mapping[str, int]) -> None:
         """Add the bytes of a phase's messages to those that its devices sent; `before` were added already."""
@@ -346,15 +346,15 @@ class UpdateProjector:
         row = self.rows.find(event.assignment_id)
         if row is not None and row["outcome"] == "selected":
             if event.is_over:
-                self._turn(row, OVER, event.at, reason=event.text)
+                self._set_outcome(row, OVER, event.at, reason=event.text)
             else:
-                self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}", failed_at=event.at)
+                self._set_outcome(row, "failed", event.at, reason=f"{event.kind}: {event.text}", failed_at=event.at)
 
-    def _back(self, event: ClientReconnected) -> None:
+    def _reconnected(self, event: ClientReconnected) -> None:
         """Set the assignment of a reconnected device to pending again."""
         row = self.rows.find(event.assignment_id)
         if row is not None and row["outcome"] == "failed":
-            self._turn(row, "selected", event.at, reason="", failed_at=None)
+            self._set_outcome(row, "selected", event.at, reason="", failed_at=None)
             self.sums.outcomes[event.device] = ("selected: it had left and is back", event.at)
 
     def settle(
@@ -364,9 +364,9 @@ class UpdateProjector:
         for row in self.rows.by_update(update_ids):
             if outcome == "aggregated":
                 how = "aggregated-late" if row["late_reply"] else "aggregated"
-                self._turn(row, how, event.at, aggregated_round=event.round)
+                self._set_outcome(row, how, event.at, aggregated_round=event.round)
             elif row["outcome"] != "dropped":
-                self._turn(row, "dropped", event.at, reason=reason, aggregated_round=None)
+                self._set_outcome(row, "dropped", event.at, reason=reason, aggregated_round=None)
 
     def cap(self, event: RoundClosed) -> None:
         """Store next to its outcome why an update has less weight than its reply claims, and whether it was chosen."""
@@ -388,7 +388,7 @@ class UpdateProjector:
             self.rows.change(row, clipped=clipped[row["update_id"]])
         return {UpdateId.parse(update_id).device: names for update_id, names in clipped.items()}
 
-    def _turn(self, row: Row, outcome: str, at: float, **values: Any) -> None:
+    def _set_outcome(self, row: Row, outcome: str, at: float, **values: Any) -> None:
         """Change the outcome of a row, and update the counts."""
         if row["outcome"] == outcome and "update_id" not in values:
             return  # nothing new

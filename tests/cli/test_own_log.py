@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from tests.cli.test_aggregator import background, until
-from thinwire.cli.aggregator.serve import MAX_LOG_BYTES, SERVICE_LOG
+from thinwire.cli.aggregator.serve import SERVICE_LOG
+from thinwire.core.log_file import MAX_LOG_BYTES
 
 __all__ = ["background"]
 MOST, LINE, LINES = 20_000, 100, 1000

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.fleet_words import until
+from thinwire.core.log_file import MAX_LOG_BYTES
 from thinwire.flower import stock_gateway
-from thinwire.flower.stock_gateway import MAX_LOG_BYTES, SuperExec
+from thinwire.flower.stock_gateway import SuperExec
 
 PRINTS = f"""
 import sys

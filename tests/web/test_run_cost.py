@@ -13,9 +13,10 @@ import pytest
 from sqlalchemy import event
 
 from benchmarks.page.recipe import Recipe, Teller, fill
+from thinwire.reports.comparison import POINTS
 from thinwire.store import Store, queries
 from thinwire.store.database import Row, as_row
-from thinwire.web.run_queries import LINES, POINTS, Reader
+from thinwire.web.run_queries import LINES, Reader
 
 WHOLE = re.compile(r"(SCAN|SEARCH) (rounds|updates|journal)\b(?!.* AND )")  # by no more than the run
 ENDS_SOON = re.compile(r"SELECT (coalesce\()?max\(|\bLIMIT \?")

@@ -96,7 +96,7 @@ class ReconnectBackoff:
 
 
 GIVE_UP_S = 60.0  # longest outage with --once
-LOOK_S = 0.5  # between two checks if the other thread's call succeeded
+OUTAGE_CHECK_S = 0.5  # between two checks if the other thread's call succeeded
 
 
 class ShuttingDown(Exception):
@@ -153,13 +153,13 @@ class Retrier:
         if due:
             self.say(f"{error}; trying again" + (f"\ntry:   {error.hint}" if error.hint else ""))
         until = self.outage.now() + wait_s
-        while (left_s := until - self.outage.now()) > 0 and not self.ending.wait(min(LOOK_S, left_s)):
+        while (left_s := until - self.outage.now()) > 0 and not self.ending.wait(min(OUTAGE_CHECK_S, left_s)):
             if may_follow and not after_s and self.outage.over:
                 return True
         return False
 
 
-BACKGROUND_LOOK_S = 0.2  # longest delay until a waiting thread notices that the program ends
+ENDING_CHECK_S = 0.2  # longest delay until a waiting thread notices that the program ends, as after a signal
 
 
 class BackgroundSender:
@@ -189,7 +189,7 @@ class BackgroundSender:
     def drained(self) -> bool:
         """Wait until no job is left; return False if the program ends before that."""
         while self._last is not None and not self.idle and not self._ending.is_set():
-            wait([self._last], BACKGROUND_LOOK_S)
+            wait([self._last], ENDING_CHECK_S)
         return self.idle
 
     def close(self, timeout_s: float) -> None:
@@ -247,7 +247,7 @@ class Handover:
         until = time.monotonic() + within_s
         with self._changed:
             while self._waits and (left_s := until - time.monotonic()) > 0 and not self._ending.is_set():
-                self._changed.wait(min(BACKGROUND_LOOK_S, left_s))
+                self._changed.wait(min(ENDING_CHECK_S, left_s))
             self._waits = False
             message, self._message = self._message, None
             return message

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from thinwire.client.calls import BackgroundSender, Handover, Retrier, Say, ShuttingDown, sent
+from thinwire.client.calls import ENDING_CHECK_S, BackgroundSender, Handover, Retrier, Say, ShuttingDown, sent
 from thinwire.client.execute import Begun
-from thinwire.client.handler import ReplyWithFile, AssignmentHandler
+from thinwire.client.handler import AssignmentHandler, ReplyWithFile
 from thinwire.client.reloader import Reloader
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.equipment import Equipment
@@ -32,7 +32,6 @@ from thinwire.core.formatting import plain
 from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
 
 T = TypeVar("T")
-LOOK_S = 0.2  # longest delay until a signal is noticed
 SAVE_S = 600.0  # longest time that state stays unsaved with `durability = "exit"`; a kill loses it
 MAX_PULLED, MAX_PULLED_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
 # An honest aggregator returns a pull at once only with an assignment, or with a withdrawn one, of which there are few.
@@ -110,7 +109,7 @@ class Loop:
             while not self.ending.is_set():
                 self._keep_up()
                 with contextlib.suppress(queue.Empty):
-                    item = self.inbox.get(timeout=LOOK_S)
+                    item = self.inbox.get(timeout=ENDING_CHECK_S)
                     if isinstance(item, Exception):
                         raise item
                     if self._take(*item) and self.once:
@@ -227,7 +226,7 @@ class Loop:
                 waiting = [item[0].header_bytes for item in self.inbox.queue if isinstance(item, tuple)]
             if len(waiting) < MAX_PULLED and sum(waiting) < MAX_PULLED_BYTES:
                 return
-            self.ending.wait(LOOK_S)
+            self.ending.wait(ENDING_CHECK_S)
 
     def _heard(self, call: Callable[[], T]) -> T:
         """Return what a call returned.
@@ -319,7 +318,9 @@ class Loop:
         if assignment.assignment_id in self.link.cancelled():
             self.say(f"round {assignment.round}: withdrawn by the aggregator")
 
-    def _finish(self, handler: AssignmentHandler, begun: ReplyWithFile | Begun, delivery: Delivery, since: float) -> None:
+    def _finish(
+        self, handler: AssignmentHandler, begun: ReplyWithFile | Begun, delivery: Delivery, since: float
+    ) -> None:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
         try:
             reply, bundle = handler.finish(begun) if isinstance(begun, Begun) else begun

@@ -161,7 +161,7 @@ def died(code: int) -> str:
     return f"killed by signal {-code}"
 
 
-LOOK_S = 0.1  # between two checks if the assignment was withdrawn
+WITHDRAWN_CHECK_S = 0.1  # between two checks if the assignment was withdrawn
 LETS_GO_S = 5.0  # from the message that the assignment was withdrawn to the end of the batch
 HUNG_S = 60.0  # past the deadline without a sign of life
 MAX_TWICE = 10  # most doublings of the time that a worker has
@@ -203,7 +203,7 @@ class Watchdog:
         """
         alive_at, told_at = self._clock(), None
         while True:
-            header, now = child.hear(LOOK_S), self._clock()
+            header, now = child.hear(WITHDRAWN_CHECK_S), self._clock()
             if header is not None:
                 if "told" not in header:
                     return header

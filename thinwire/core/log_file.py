@@ -21,8 +21,9 @@ from thinwire.core.statedir import private_opener
 
 LOG_FILE = "client.log"  # and client.log.1, the one before
 MAX_BYTES = 500_000  # of each of the two files: about a thousand rounds
-LOOK_S = 0.25
-TURN_S = 1.0  # between two looks at the size of this process's output
+MAX_LOG_BYTES = 1 << 20  # of what a process prints, and of the log before: strangers and foreign apps can make it print
+FOLLOW_S = 0.25  # between two reads of a log that is followed
+SIZE_CHECK_S = 1.0  # between two looks at the size of this process's output
 OUTPUT = (1, 2)  # descriptors: also what C code prints
 
 
@@ -76,12 +77,16 @@ def append_all(said: IO[bytes], path: Path, most: int) -> None:
 def bounded_log(log: Path, most: int, outputs: Sequence[int] = OUTPUT) -> Iterator[None]:
     """Rotate the log while the block runs: a log of more than `most` bytes becomes LOG.1.
 
-    The size is checked each `TURN_S` seconds. Output that goes to a terminal or systemd's journal is not touched.
+    The size is checked each `SIZE_CHECK_S` seconds. Output that goes to a terminal or systemd's journal is not touched.
 
     Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it directly.
     """
     is_ours = _is_output(log, outputs)
-    with repeating(lambda: turn_over(log, most, outputs), TURN_S, log.name) if is_ours else contextlib.nullcontext():
+    with (
+        repeating(lambda: turn_over(log, most, outputs), SIZE_CHECK_S, log.name)
+        if is_ours
+        else contextlib.nullcontext()
+    ):
         yield
 
 
@@ -128,7 +133,7 @@ def new_lines(folder: Path, wait: Callable[[float], None] = time.sleep, file_nam
             if replaced:
                 stack.close()
                 file = _opened(path, stack)
-            wait(LOOK_S)
+            wait(FOLLOW_S)
 
 
 def _opened(path: Path, stack: contextlib.ExitStack) -> TextIO | None:

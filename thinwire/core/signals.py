@@ -73,12 +73,12 @@ def ended_by_signals(ending: threading.Event) -> Iterator[threading.Event]:
         yield ending
 
 
-LOOK_S = 0.05
+UNTIL_CHECK_S = 0.05
 
 
 def until(true: Callable[[], bool], within_s: float) -> bool:
     """Call `true` until it returns True; return False if it did not within `within_s` seconds."""
     end = time.monotonic() + within_s
-    while not (found := true()) and time.monotonic() < end:
-        time.sleep(LOOK_S)
-    return found
+    while not (is_true := true()) and time.monotonic() < end:
+        time.sleep(UNTIL_CHECK_S)
+    return is_true

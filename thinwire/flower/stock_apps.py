@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from thinwire.server.round_close import AggregatedUpdate
 
 
-ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
+ROUND_S, NODES_S, NODES_CHECK_S = 300.0, 120.0, 0.5
 UNREADABLE = (BadPayload, DataLost, TaskError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
 
@@ -166,7 +166,7 @@ class StockRun:
         while len(found := sorted(self.grid.get_node_ids())) < wanted:
             if time.monotonic() > end:
                 raise TooFewClients(f"{len(found)} of {wanted} nodes are there", hint="start more flower-supernodes")
-            time.sleep(LOOK_S)
+            time.sleep(NODES_CHECK_S)
         return found
 
     def _first(self, nodes: Sequence[int]) -> tuple[Versions, ModelStored]:

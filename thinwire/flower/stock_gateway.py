@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.fleet import Roster
-from thinwire.core.log_file import append_all
+from thinwire.core.log_file import MAX_LOG_BYTES, append_all
 from thinwire.flower import QUIET
 from thinwire.flower.link_state import config
 from thinwire.transport.protocol.http import ApiError
@@ -224,7 +224,6 @@ class StockSuperLink:
 FIRST_S, MAX_S = 1.0, 60.0  # seconds between two starts of a program that ends by itself
 STEADY_S = 30.0  # a program that ran this long is started again after FIRST_S
 END_S = 3.0
-MAX_LOG_BYTES = 1 << 20  # of the log, and of the previous one: a foreign app may print without limit
 
 log = logging.getLogger("thinwire.stock")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SEED, RUN = "run.seed", "run"
 NONE = "none"
 BROKEN_OFF = ("stopped", "failed")
-POINTS = 400  # most points of a curve
+POINTS = 400  # most points of a curve: a screen's width has 1 000 to 2 000 pixels for two curves
 FACTS = (
     "task", "source", "status", "version", "rounds_closed", "rounds_total", "best_value", "wire_up", "wire_down",
     "dense_up", "dense_down", "started_at", "finished_at",

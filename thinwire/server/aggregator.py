@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -35,6 +35,7 @@ from thinwire.aggregation.control_variates import (
     moved_by,
     moved_on,
 )
+from thinwire.aggregation.mean import Frames
 from thinwire.aggregation.server_optimizers import server_at, stepped
 from thinwire.compression import BoundCodec, parse
 from thinwire.compression.native import planned_threads
@@ -44,7 +45,7 @@ from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import ServerSection
-from thinwire.core.types import Arrived, Metrics, ReplyHeader, State, Vector
+from thinwire.core.types import Metrics, ReplyHeader, State, Vector
 
 ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula
 FEWEST = 3  # clients from which on a median is meaningful
@@ -142,7 +143,6 @@ def largest_norm(plan: RunPlan, norms: Sequence[float]) -> float:
     return float(np.quantile(norms, float(given.removeprefix("q")), method="lower")) if norms else math.inf
 
 
-Frames = Callable[[], Iterator[Arrived]]
 MAX_VALUE = 2.0**96  # of a model: codecs keep their invariants up to 2^100; the downlink encodes differences of two
 # The largest mean of a round's updates per step. Multiplied by 2^30 steps and 2^37 rounds it is still a float32. So are
 # the results of an optimizer, and the sums that EF21, SCAFFOLD and FedDyn keep over all rounds.

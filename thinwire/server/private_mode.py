@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from thinwire.aggregation.mean import Frames
 from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.aggregation.private_lattice import Draw, NotRounded, PrivateSum, clip_layers
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
@@ -51,7 +52,7 @@ from thinwire.core.statedir import sync_path
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.privacy.tree_aggregation import length_of
-from thinwire.server.aggregator import Frames, Model, RoundAggregator, SumConfig
+from thinwire.server.aggregator import Model, RoundAggregator, SumConfig
 from thinwire.server.device_terms import assigned_codec
 from thinwire.server.model_store import HIDDEN
 from thinwire.server.policy.cohort import Cohort, poisson_sample

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from thinwire.aggregation.mean import Frames
 from thinwire.aggregation.reduction_base import BufferMedian, UpdateRows
 from thinwire.aggregation.reductions import CONTRACT, reduction_of
 from thinwire.core.errors import BadPayload, CodecError
@@ -26,7 +27,7 @@ from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, State, UpdateId, Vector
-from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator, SumConfig, WeightCaps, largest
+from thinwire.server.aggregator import MAX_MEAN, Model, RoundAggregator, SumConfig, WeightCaps, largest
 
 
 class ReducingAggregator(RoundAggregator):

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from thinwire.aggregation.mean import Frames
 from thinwire.core.errors import BadPayload
 from thinwire.core.events import NO_STEP, Event, RoundClosed
 from thinwire.core.formatting import Capped
 from thinwire.core.score_histogram import TRAINED
 from thinwire.core.types import ReplyHeader, UpdateId
-from thinwire.server.aggregator import Frames, RoundAggregator, caps_of, largest_norm
+from thinwire.server.aggregator import RoundAggregator, caps_of, largest_norm
 from thinwire.server.evaluation import pooled
 from thinwire.server.round_events import RoundResult
 from thinwire.server.round_measurements import learn_speeds, recorded_metrics, time_spent

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from thinwire.aggregation.mean import Frames
 from thinwire.core.events import (
     ClientReconnected,
     ClientSelected,
@@ -31,7 +32,6 @@ from thinwire.core.protocol import without_digests
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assignment_round
 from thinwire.server import round_events
-from thinwire.server.aggregator import Frames
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.device_terms import Replacements, invalid_reply, own_terms
 from thinwire.server.round_close import AGGREGATION_WAIT_S, AggregationQueue
@@ -190,7 +190,9 @@ class RoundRunner:
                 running.fleet.ack([update_id])
             case "fail":
                 self._fail_elsewhere(update_id.device, decision.kind, decision.text, header.assignment_id)
-                failed = round_events.AssignmentFailed(update_id.device, header.assignment_id, decision.kind, decision.text)
+                failed = round_events.AssignmentFailed(
+                    update_id.device, header.assignment_id, decision.kind, decision.text
+                )
                 self.on(failed)
                 running.fleet.ack([update_id])
             case "defer":

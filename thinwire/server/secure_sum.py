@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.lattice import BadSum, Lattice
+from thinwire.aggregation.mean import Frames
 from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
 from thinwire.aggregation.private_lattice import PrivateLattice, fitted_share
 from thinwire.compression.vector_ops import bucket_sums, in_order
@@ -27,7 +28,7 @@ from thinwire.privacy.contexts import SecureTerms, terms_of
 from thinwire.privacy.messages import BadMessage
 from thinwire.privacy.secure_round import MaskedSum, Removal
 from thinwire.privacy.summed_metrics import impossible, summed_metrics
-from thinwire.server.aggregator import Frames, Model, RoundAggregator
+from thinwire.server.aggregator import Model, RoundAggregator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -35,7 +35,7 @@ import uvicorn
 
 from thinwire import __version__
 from thinwire.core.errors import ThinwireError, UsageError
-from thinwire.core.log_file import bounded_log
+from thinwire.core.log_file import MAX_LOG_BYTES, bounded_log
 from thinwire.core.net import bind, host_port, is_loopback
 from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
@@ -45,7 +45,6 @@ from thinwire.web.settings import Settings, listen_address, lock_beside, reach_o
 
 PARENT_S = 0.25
 GRACE_S = 2
-MAX_LOG_BYTES = 1 << 20  # of dashboard.log and its predecessor dashboard.log.1: strangers can make us print
 STDERR = 2
 
 

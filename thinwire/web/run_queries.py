@@ -20,6 +20,7 @@ from thinwire.core.plan_text import origins
 from thinwire.core.run_events import is_sampled
 from thinwire.reports import secure_rounds
 from thinwire.reports.alerting import divergence
+from thinwire.reports.comparison import POINTS
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.store import START_RUN, PointRow, RoundRow, RunRow, Store, UpdateRow
@@ -32,7 +33,6 @@ from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, 
 
 Shown = TypeVar("Shown", bound=schemas.Run)
 
-POINTS: Final = 400  # most points of a curve: a screen's width has 1 000 to 2 000 pixels for two curves
 LINES: Final = 60  # newest rounds of a page
 MAX_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
 WORST: Final = 5  # slowest rounds of a page

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.support.serving import Served, serving
+from thinwire.core.log_file import MAX_LOG_BYTES
 from thinwire.store import Store
-from thinwire.web.__main__ import MAX_LOG_BYTES
 from thinwire.web.connections import MAX_HEADER_BYTES
 
 PATIENCE_S = 60.0

@@ -26,8 +26,9 @@ from tests.system.attacks.test_a_hostile_aggregator import (
     said,
 )
 from thinwire.client.admission import AdmissionController
+from thinwire.client.calls import ENDING_CHECK_S
 from thinwire.client.errors import CannotReply
-from thinwire.client.loop import LOOK_S, MAX_PULLED, MAX_PULLED_BYTES, PAUSE_S
+from thinwire.client.loop import MAX_PULLED, MAX_PULLED_BYTES, PAUSE_S
 from thinwire.core.errors import BadPayload
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_text import MAX_VALUES
@@ -233,7 +234,7 @@ class Watching(threading.Event):
         self.full, self.paused = threading.Event(), threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
-        if threading.current_thread().name == "pull" and timeout == LOOK_S:
+        if threading.current_thread().name == "pull" and timeout == ENDING_CHECK_S:
             self.full.set()
         if threading.current_thread().name == "pull" and timeout == PAUSE_S:
             self.paused.set()

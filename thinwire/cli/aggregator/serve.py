@@ -41,7 +41,7 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.formatting import counted, duration
-from thinwire.core.log_file import Logbook, bounded_log
+from thinwire.core.log_file import MAX_LOG_BYTES, Logbook, bounded_log
 from thinwire.core.run_events import DeletionPostponed, is_sampled, without_sample
 from thinwire.core.signals import ended_by_signals, until
 
@@ -131,7 +131,6 @@ class Reporter:
 
 
 START_S = 60.0  # of an aggregator
-MAX_LOG_BYTES = 1 << 20  # of service.log and its predecessor service.log.1
 SERVICE_LOG = "service.log"
 
 

@@ -8,6 +8,7 @@ from tests.support.codec_examples import SPECS
 from thinwire.aggregation import codecs
 from thinwire.compression import parse
 from thinwire.conformance.codec_suite import *  # noqa: F403
+from thinwire.conformance.frame_suite import *  # noqa: F403
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-LAWS = tuple(Path(__file__).with_name(name) for name in ("codec_suite.py",))
+LAWS = tuple(Path(__file__).with_name(name) for name in ("codec_suite.py", "frame_suite.py"))
 SPECS = pytest.StashKey[Any]()
 BEHIND = {
     "quantizer": ("{} > zstd", "topk(0.3) > {}"),

@@ -1,4 +1,4 @@
-"""What all pages keep: links lead somewhere, and nothing names a machine's folders or a package registry."""
+"""What all pages keep: links and names of files lead somewhere, and nothing names a machine's folders or a registry."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from tests.support.shell_blocks import PAGES, ROOT
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+OWNERS = {"aggregator.toml", "client.toml"}  # files of a state directory
+NAMED = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|js|md|toml|txt|hpp)|(?:[\w.-]+/)+)`")  # files and folders
 MACHINE = re.compile(r"/(?:work|root|tmp)/|https?://\S*(?:simple|whl|channel)")
 
 
@@ -26,3 +28,14 @@ def test_every_page_of_docs_is_linked_from_another():
         folder = (ROOT / name).parent
         linked |= {(folder / link.partition("#")[0]).resolve() for link in LINK.findall((ROOT / name).read_text())}
     assert [name for name in PAGES if name.startswith("docs/") and (ROOT / name).resolve() not in linked] == []
+
+
+def test_each_file_and_folder_that_the_map_names_exists():
+    """The map names many beside others, so the end of a path is enough."""
+    files = [path for top in ("thinwire", "tests", "docs", "examples", "csrc", "benchmarks", "requirements")
+             for path in (ROOT / top).rglob("*") if "__pycache__" not in path.parts]  # fmt: skip
+    there = {f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in [*files, *ROOT.glob("*")]}
+    ends = {path[at:] for path in there for at, letter in enumerate(path[:-1]) if letter == "/"}
+    named = NAMED.findall((ROOT / "AGENTS.md").read_text())
+    assert len(named) > 200
+    assert [name for name in named if f"/{name}" not in ends and name not in OWNERS] == []

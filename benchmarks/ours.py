@@ -15,7 +15,7 @@ from benchmarks.processes import Processes, cpu_seconds, free_port, status_bytes
 from thinwire.core import RunPlan
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome, holder
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.store import Store
 
 CLIENT = "from benchmarks.noop_client import main; main()"
@@ -88,7 +88,7 @@ class Ours:
         params, nothing = np.zeros(layout.size, np.float32), np.zeros(0, np.float32)
         report = TaskReport(task, layout_digest=layout.digest)
         before = cpu_seconds(self.pid)
-        run_id = submit(self.store, self.home, plan, layout, params, nothing, {}, report)
+        run_id = submit(self.store, self.home, plan, FirstModel(layout, report, params, nothing))
         self.processes.until(lambda: self._ended(run_id), within_s, f"{count} rounds of {run_id}")
         cpu_s = cpu_seconds(self.pid) - before
         row, rounds, updates = self.store.run(run_id), self.store.rounds(run_id), self.store.updates(run_id)

@@ -19,7 +19,7 @@ from thinwire.client.task import initial_model, load_task, report
 from thinwire.core import RunPlan
 from thinwire.core.statedir import AggregatorHome, holder
 from thinwire.server.model_store import Versions
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import Training
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
@@ -59,7 +59,9 @@ def _driven(
 ) -> Curve:
     task = load_task(spec)
     first = initial_model(task, plan.run.seed)
-    run_id = submit(store, home, plan, first.layout, first.vector, first.buffers, first.counters, report(task))
+    run_id = submit(
+        store, home, plan, FirstModel(first.layout, report(task), first.vector, first.buffers, first.counters)
+    )
     processes.until(lambda: len(store.rounds(run_id)) >= KILLED_IN, WITHIN_S, f"round {KILLED_IN}")
     os.kill(victim, signal.SIGKILL)
     processes.ended(victim, 10.0)

@@ -31,7 +31,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.server.context import RunContext
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import mode_of
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.store import Store
 from thinwire.store.journal import from_json, to_json
 
@@ -113,7 +113,9 @@ def repeat(source: Path, run_id: str, target: Path, rounds: int) -> dict[str, An
         import numpy as np
 
         nothing = np.zeros(0, np.float32)
-        made = submit(store, home, plan, layout, np.zeros(layout.size, np.float32), nothing, {}, row.task_report)
+        made = submit(
+            store, home, plan, FirstModel(layout, row.task_report, np.zeros(layout.size, np.float32), nothing)
+        )
         if made != run_id:
             raise RuntimeError(f"the repeated run is {made}, the recorded one {run_id}")
         shutil.copytree(AggregatorHome.under(source).run(run_id), home.run(run_id), dirs_exist_ok=True)

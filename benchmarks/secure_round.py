@@ -46,7 +46,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, holder
 from thinwire.core.types import PHASES
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.store import Store
 from thinwire.transport.server.app import DeviceApi, Request
 
@@ -100,7 +100,9 @@ class Clients:
         layout = Layout.of({"weight": (self.preset.params // COLUMNS, COLUMNS)})
         params, nothing = np.zeros(layout.size, np.float32), np.zeros(0, np.float32)
         report, before = TaskReport("wait", layout_digest=layout.digest), self._cpu_s()
-        run_id = submit(self.store, self.home, plan_of(self.preset, secure), layout, params, nothing, {}, report)
+        run_id = submit(
+            self.store, self.home, plan_of(self.preset, secure), FirstModel(layout, report, params, nothing)
+        )
         within_s = WITHIN_S + self.preset.rounds * self.preset.wait_s
         self.processes.until(lambda: self.store.run(run_id).status in ENDED, within_s, f"the end of {run_id}")
         row, events = self.store.run(run_id), [event for _, event in self.store.events(run_id)]

@@ -42,7 +42,7 @@ from thinwire.core.prng import Key, derive
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.service import serve
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import HeldSpool, LogNormal, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.store import Store
 
@@ -100,7 +100,7 @@ def served(
     with Store.open(home.database, durable=False, clock=clock) as store:
         fleet = ScriptedFleet(HeldSpool(home.spool), clock, REPORT, devices(seed))
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
-        runs = [submit(store, home, plan, LAYOUT, first, nothing, {}, REPORT) for plan in plans]
+        runs = [submit(store, home, plan, FirstModel(LAYOUT, REPORT, first, nothing)) for plan in plans]
         poll, going = fleet.poll, set(runs)
 
         def heard(run_id: str, event: Event) -> None:

@@ -16,7 +16,7 @@ from thinwire.client.task import initial_model, load_task, report
 from thinwire.core import RunPlan
 from thinwire.core.events import Evaluated, RoundClosed, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome, holder
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.store import Store
 
 TASK = f"wide={Path(__file__).parent / 'task.py'}"
@@ -61,7 +61,10 @@ class Devices:
         task = load_task(TASK)
         made, parsed = initial_model(task, 0), RunPlan.from_json(plan)
         run_id = submit(
-            self.store, self.home, parsed, made.layout, made.vector, made.buffers, made.counters, report(task)
+            self.store,
+            self.home,
+            parsed,
+            FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters),
         )
         self.processes.until(lambda: self.store.run(run_id).version >= 1, within_s, "the first round")
         before, since = self._cpu_s(), self._closes(run_id)

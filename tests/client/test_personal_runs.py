@@ -21,7 +21,7 @@ from thinwire.reports.stored_models import stored_model
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.run_extension import extend_run
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store
 
@@ -59,7 +59,10 @@ class Site:
         if plan.run.init:
             params = stored_model(self.store, self.home, "small-1", "last").params
         run_id = submit(
-            self.store, self.home, plan, first.layout, params, first.buffers, first.counters, report(self.task)
+            self.store,
+            self.home,
+            plan,
+            FirstModel(first.layout, report(self.task), params, first.buffers, first.counters),
         )
         return self.drive(run_id)
 

@@ -20,7 +20,7 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import DeviceOnline, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store
 from thinwire.store.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations, most_steps
@@ -195,7 +195,7 @@ def test_a_deadline_that_no_device_there_can_meet_is_refused_when_the_run_is_han
     def hand_over(deadline_s: float) -> str:
         plan = RunPlan.from_json({**bench.store.run(bench.run_id).plan, "cohort": {"deadline_s": deadline_s}})
         params = np.zeros(LAYOUT.size, np.float32)
-        return submit(bench.store, bench.home, plan, LAYOUT, params, np.zeros(0, np.float32), {}, REPORT)
+        return submit(bench.store, bench.home, plan, FirstModel(LAYOUT, REPORT, params, np.zeros(0, np.float32)))
 
     assert hand_over(5), "nobody is there: who comes may be quick"
     for name in "ab":

@@ -18,7 +18,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundBecameCurrent, RoundClosed, RunStatusChanged
 from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import Turn, reported
 from thinwire.store import FileSpool, Store
 
@@ -66,9 +66,9 @@ def turn_of(**seconds: float) -> Callable[[str, Assignment], Turn]:
 def restarted(world: World, stop: Callable[[], Any], unsaid: type[Event] | None = None) -> tuple[list[Event], str]:
     """The events of a run whose first aggregator ended by `stop`, and its status; the first journals no `unsaid`."""
     with Store.open(world.home.database, durable=False) as store:
-        of = reported(world.plan, LAYOUT)
         begun = np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32)
-        run_id, record = submit(store, world.home, world.plan, LAYOUT, *begun, {}, of), store.record
+        first = FirstModel(LAYOUT, reported(world.plan, LAYOUT), *begun)
+        run_id, record = submit(store, world.home, world.plan, first), store.record
         if unsaid is not None:
 
             def without(run_id: str, events: Iterable[Event], *more: Any) -> Any:

@@ -19,7 +19,7 @@ from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.aggregator import MAX_MEAN, RoundAggregator
 from thinwire.server.model_store import Versions
 from thinwire.server.round_close import AggregatedUpdate, aggregated_without
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates
 
 ROUNDS = 3
@@ -162,7 +162,7 @@ def test_no_run_begins_with_a_model_that_could_not_be_stepped_from(tmp_path: Pat
     plan, params = RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0}}), np.zeros(LAYOUT.size, np.float32)
     params[7] = value
     with pytest.raises(ThinwireError, match="the first model holds"):
-        submit(made.store, made.home, plan, LAYOUT, params, np.zeros(0, np.float32), {}, REPORT)
+        submit(made.store, made.home, plan, FirstModel(LAYOUT, REPORT, params, np.zeros(0, np.float32)))
     assert len(made.store.runs()) == 1
 
 

@@ -10,14 +10,14 @@ from tests.server.test_run_notices import serves
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core import RunPlan
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 
 
 def test_a_queued_run_is_stopped_while_another_one_goes_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 5})
     plan, nothing = RunPlan.from_json(bench.store.run(bench.run_id).plan), np.zeros(0, np.float32)
     second, third = (
-        submit(bench.store, bench.home, plan, LAYOUT, np.zeros(LAYOUT.size, np.float32), nothing, {}, REPORT)
+        submit(bench.store, bench.home, plan, FirstModel(LAYOUT, REPORT, np.zeros(LAYOUT.size, np.float32), nothing))
         for _ in range(2)
     )
     bench.store.commands.add("stop-run", second)

@@ -11,7 +11,7 @@ from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import RoundClosed, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training, simulate
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.kept import HeldSpool
@@ -41,7 +41,11 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
     with Store.open(home.database, durable=False) as store:
         made = initial_model(task, plan.run.seed)
         run_id = submit(
-            store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim"
+            store,
+            home,
+            plan,
+            FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters),
+            source="sim",
         )
         row = drive(run_id, store=store, fleet=fleet, home=home, clock=clock)
         assert row.status == "done", row.status_text

@@ -24,7 +24,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedFleet, Training
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import FileSpool, Store
@@ -52,7 +52,9 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
     fleet, made = ScriptedFleet(FileSpool(home.spool), clock, report(task), devices), initial_model(task, 0)
     with contextlib.ExitStack() as opened:
         store = opened.enter_context(Store.open(home.database, durable=False))
-        run_id = submit(store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task))
+        run_id = submit(
+            store, home, plan, FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters)
+        )
         with deadly(fate, store):
             try:
                 drive(run_id, store=store, fleet=fleet, home=home, clock=clock)

@@ -25,7 +25,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedFleet, Training
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import FileSpool, Store
@@ -68,7 +68,9 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
         store = opened.enter_context(Store.open(home.database, durable=False))
         for device in devices:
             store.roster.enrol(device.name, device.name * 16, device.name.encode(), "loopback")
-        run_id = submit(store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task))
+        run_id = submit(
+            store, home, plan, FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters)
+        )
 
         def on(stop_at: int = 0) -> None:
             def stop() -> str | None:

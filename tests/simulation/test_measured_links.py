@@ -14,7 +14,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.reason_text import sentence
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates
 from thinwire.store import FileSpool, MeasureRow, Store
 
@@ -42,7 +42,7 @@ def run(folder: Path, slowest: float = 1.0, **sections: Any) -> tuple[list[Event
     raw["uplink"] = {"ladder": LADDER, "feedback": "none"}
     with Store.open(home.database) as store:
         zeros = np.zeros(LAYOUT.size, np.float32)
-        run_id = submit(store, home, RunPlan.from_json(raw), LAYOUT, zeros, zeros[:0], {}, REPORT)
+        run_id = submit(store, home, RunPlan.from_json(raw), FirstModel(LAYOUT, REPORT, zeros, zeros[:0]))
         fleet = ScriptedFleet(FileSpool(home.spool), clock, REPORT, links(slowest))
         assert drive(run_id, store=store, fleet=fleet, home=home, clock=clock).status == "done"
         return [event for _, event in store.events(run_id)], store.measures()

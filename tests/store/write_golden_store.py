@@ -30,7 +30,7 @@ from thinwire.core.fleet import Hello
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedFleet, SyntheticUpdates
 from thinwire.store import FileSpool, Store
 
@@ -62,7 +62,7 @@ def begin(folder: Path) -> tuple[Store, AggregatorHome, str]:
         store.roster.seen(Hello(name, "p1", (REPORT,), {"thinwire": "0.1.0"}), at=1_700_000_000.0)
     store.roster.enrol("waits", "e" * 64, b"nor this", "manual")
     params = np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)
-    run_id = submit(store, home, RunPlan.from_json(PLAN), LAYOUT, params, np.zeros(0, np.float32), {}, REPORT)
+    run_id = submit(store, home, RunPlan.from_json(PLAN), FirstModel(LAYOUT, REPORT, params, np.zeros(0, np.float32)))
     return store, home, run_id
 
 

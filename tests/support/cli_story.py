@@ -25,7 +25,7 @@ from thinwire.core.serialization import reply_to_json
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.model_store import Versions
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.store import Store
 
 KEY = hashlib.sha256(b"key").hexdigest()  # a device's fingerprint
@@ -60,7 +60,9 @@ def told(
     with Store.open(place.database) as store:
         report = TaskReport("toy", layout_digest=LAYOUT.digest)
         counters = {"norm.num_batches_tracked": 0}
-        run_id = submit(store, place, RunPlan.parse(plan), LAYOUT, PARAMS, BUFFERS, counters, report, source)
+        run_id = submit(
+            store, place, RunPlan.parse(plan), FirstModel(LAYOUT, report, PARAMS, BUFFERS, counters), source
+        )
         versions = Versions(place.run(run_id), LAYOUT)
         for number in () if steps else (1, 2):
             closed = RoundClosed(T + number, number, "too-few", 0, [], [], ["pi-01"], 2.0, 1.5, {})

@@ -61,7 +61,7 @@ from thinwire.server.round_close import finish
 from thinwire.server.run import drive
 from thinwire.server.state.assignment_ledger import KEPT
 from thinwire.server.state.run_state import RunState
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
 from thinwire.store import FileSpool, Store
 from thinwire.store.projection import Projection
@@ -247,7 +247,9 @@ class World:
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
         with contextlib.ExitStack() as opened:
             store = opened.enter_context(Store.open(self.home.database, durable=False))
-            run_id = submit(store, self.home, self.plan, LAYOUT, first, nothing, {}, reported(self.plan, LAYOUT))
+            run_id = submit(
+                store, self.home, self.plan, FirstModel(LAYOUT, reported(self.plan, LAYOUT), first, nothing)
+            )
             with deadly(self.fate, store):
                 try:
                     self._drive(run_id, store, agreed=self.fate.at != 0)

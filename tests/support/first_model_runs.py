@@ -20,7 +20,7 @@ from thinwire.reports.reason_text import sentence
 from thinwire.server.context import StopCommand
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
@@ -73,7 +73,9 @@ class Started:
         made = initial_model(task, 99)  # another than the devices': of it only the layout counts
         self.layout, raw = made.layout, plan(keep="all").to_json()
         assigned = RunPlan.from_json({**raw, **{name: {**raw[name], **own} for name, own in sections.items()}})
-        self.run_id = submit(self.store, self.home, assigned, made.layout, made.vector, made.buffers, {}, report(task))
+        self.run_id = submit(
+            self.store, self.home, assigned, FirstModel(made.layout, report(task), made.vector, made.buffers)
+        )
 
     def drive(self, until: float = math.inf, ends: StopCommand = "service") -> None:
         """Until the run is over, or the aggregator, or a person the run, ends at a time on the clock."""

@@ -21,7 +21,7 @@ from thinwire.core.fleet import SECURE_PARTS, Envelope, Hello, Spool, TaskReport
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import HeldSpool, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
 from thinwire.store import RunRow, Store
 
@@ -101,7 +101,7 @@ class Bench:
         sections["cohort"] = {"wait_for": len(devices), **sections.get("cohort", {})}
         plan = RunPlan.from_json({"local": {"lr": 1.0}, "uplink": {"codec": "topk(0.1) > int8"}, **sections})
         params, buffers = np.zeros(layout.size, np.float32), np.zeros(BufferMean(layout).layout.size, np.float32)
-        self.run_id = submit(self.store, self.home, plan, layout, params, buffers, {}, report)
+        self.run_id = submit(self.store, self.home, plan, FirstModel(layout, report, params, buffers))
 
     def drive(self, **more: Any) -> RunRow:
         return drive(self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=self.clock, **more)

@@ -27,7 +27,7 @@ from thinwire.core.events import (
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
 from thinwire.server.service import serve
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, Turn
 from thinwire.store import FileSpool, Store
 
@@ -65,7 +65,7 @@ class Site:
         sections["cohort"] = {"wait_for": len(self.fleet.devices), "deadline_s": 60, **sections.get("cohort", {})}
         plan = RunPlan.from_json({"local": {"lr": 1.0}, "uplink": {"codec": "topk(0.1) > int8"}, **sections})
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
-        run_id = submit(self.store, self.home, plan, LAYOUT, first, nothing, {}, REPORT)
+        run_id = submit(self.store, self.home, plan, FirstModel(LAYOUT, REPORT, first, nothing))
         self.runs.append(run_id)
         return run_id
 

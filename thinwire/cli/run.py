@@ -203,7 +203,7 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     The task `task`, or the one beside the plan `file`, is imported in this process. `name` is for people.
     """
     from thinwire.client.task import initial_model, report, require_own_loop
-    from thinwire.server.submit import submit
+    from thinwire.server.submit import FirstModel, submit
 
     code = load(plan.run.task, file, task)
     require_own_loop(plan, code)
@@ -212,7 +212,8 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
         console.note(f"warning: {made.left_out}")
     place = aggregator_home(home)
     vector, buffers, counters = first_model(store, home, plan, file, made)
-    return submit(store, place, plan, made.layout, vector, buffers, counters, report(code), fixed=made.fixed, name=name)
+    first = FirstModel(made.layout, report(code), vector, buffers, counters, made.fixed)
+    return submit(store, place, plan, first, name=name)
 
 
 def first_model(

@@ -52,18 +52,28 @@ from thinwire.store.task_layouts import known_task
 LARGEST = 200_000_000  # trained float32 on 24 GiB: the model, the sum, one update, and a copy that is being written
 
 
+@dataclass(frozen=True)
+class FirstModel:
+    """The layout and the first model of a run, with what devices report of its task.
+
+    `fixed` are the buffers that training may not change. `params` does not count if a device makes the model.
+    """
+
+    layout: Layout
+    report: TaskReport
+    params: Vector
+    buffers: Vector
+    counters: Mapping[str, int] = field(default_factory=dict)
+    fixed: Fixed = field(default_factory=dict)
+
+
 def submit(
     store: Store,
     home: AggregatorHome,
     plan: RunPlan,
-    layout: Layout,
-    params: Vector,
-    buffers: Vector,
-    counters: Mapping[str, int],
-    report: TaskReport,
+    first: FirstModel,
     source: Literal["devices", "sim"] = "devices",
     owned: contextlib.ExitStack | None = None,
-    fixed: Fixed | None = None,
     name: str = "",
     command_id: int = 0,
 ) -> str:
@@ -77,7 +87,7 @@ def submit(
     A crash meanwhile leaves a row with status `preparing`. A command is carried out again and completes that run. A run
     without one never starts, and `end_abandoned` closes it.
     """
-    plan = with_whole_id(store, plan)
+    plan, layout = with_whole_id(store, plan), first.layout
     found = plan.check(codecs)
     if not found and source == "devices":
         found = plan.check(codecs, _measured(store, plan, transmitted_layout(algorithm_of(plan), layout)))
@@ -93,16 +103,18 @@ def submit(
             hint="train fewer of them (LoRA: freeze the base)",
         )
     if plan.run.init != "device":
-        require_values(params)
+        require_values(first.params)
     with contextlib.ExitStack() as meanwhile:
-        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name, command_id=command_id)
+        run_id = store.create_run(
+            plan.run.task, plan, layout, first.report, source=source, name=name, command_id=command_id
+        )
         folder, now = home.run(run_id), time.time()
         (owned or meanwhile).enter_context(own(home.owner(run_id)))
         versions, stored = Versions(folder, travels, home.durable), list[Event]()
-        versions.write_fixed(fixed or {})
+        versions.write_fixed(first.fixed)
         if plan.run.init != "device":
-            first = np.concatenate([params, np.zeros(travels.size - layout.size, np.float32)])
-            stored.append(versions.write(0, first, buffers, counters, now))
+            params = np.concatenate([first.params, np.zeros(travels.size - layout.size, np.float32)])
+            stored.append(versions.write(0, params, first.buffers, first.counters, now))
         store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")], command_id=command_id)
     return run_id
 
@@ -148,18 +160,6 @@ class UnreadableSettings(PlanError):
     """`aggregator.toml` is not valid now, so nobody knows which code it allows: no fault of a run that waits for it."""
 
 
-@dataclass(frozen=True)
-class FirstModel:
-    """The first model of a run that a command starts; `params` is empty if a device makes it."""
-
-    layout: Layout
-    report: TaskReport
-    params: Vector
-    buffers: Vector
-    counters: Mapping[str, int] = field(default_factory=dict)
-    fixed: Fixed = field(default_factory=dict)
-
-
 class RunStarter:
     """Carries out the commands to start a run, one after the other in a thread of its own: a model may be large."""
 
@@ -200,12 +200,9 @@ def start(store: Store, home: AggregatorHome, command: CommandRow) -> str:
     """Make the run of a command, queue it and return its id; raise a `ThinwireError` if it is refused."""
     plan = prepared(RunPlan.from_json(command.args["plan"]))
     _require_allowed(plan, home)
-    made = first_model(store, home, plan)
-    require_space(home.root, made.layout.size * FLOAT_BYTES)
-    return submit(
-        store, home, plan, made.layout, made.params, made.buffers, made.counters, made.report, fixed=made.fixed,
-        command_id=command.id,
-    )  # fmt: skip
+    first = first_model(store, home, plan)
+    require_space(home.root, first.layout.size * FLOAT_BYTES)
+    return submit(store, home, plan, first, command_id=command.id)
 
 
 def require_allowed(store: Store, home: AggregatorHome, run_id: str) -> None:

@@ -46,7 +46,7 @@ from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopCommand
 from thinwire.server.policy.cohort import fewest_to_begin, wait_reason
 from thinwire.server.run import drive
-from thinwire.server.submit import submit, with_whole_id
+from thinwire.server.submit import FirstModel, submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
 from thinwire.simulation.holdout import SimulatedHoldout
@@ -227,10 +227,8 @@ def run_sim(
             run_id = kept.unfinished
             stack.enter_context(take_over(home.owner(run_id)))
         else:
-            run_id = submit(
-                store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
-                owned=stack, fixed=made.fixed,
-            )  # fmt: skip
+            model = FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters, made.fixed)
+            run_id = submit(store, home, plan, model, source="sim", owned=stack)
         on_begin(run_id)
         commands = CommandQueue(store.commands)
 
@@ -379,7 +377,7 @@ def run_scripted(
     """
     first = np.zeros(layout.size, np.float32) if params is None else params
     nothing = np.zeros(0, np.float32)
-    run_id = submit(store, home, plan, layout, first, nothing, {}, reported(plan, layout), source="sim")
+    run_id = submit(store, home, plan, FirstModel(layout, reported(plan, layout), first, nothing), source="sim")
     with store.gathering(run_id):
         drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, stop=stop)
     return run_id

@@ -20,7 +20,7 @@ from thinwire.core.fleet import Delivery, Link, TaskReport
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import ReplyHeader
 from thinwire.server.run import drive
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import RunRow, Store
 
@@ -57,7 +57,7 @@ def acted(
         cohort = {"cohort": {"wait_for": len(devices), **sections.pop("cohort", {})}}
         plan = RunPlan.from_json({**own, **cohort, "uplink": {"codec": "identity", "feedback": "none"}, **sections})
         params, buffers = np.zeros(layout.size, np.float32), np.zeros(BufferMean(layout).layout.size, np.float32)
-        run_id = submit(store, home, plan, layout, params, buffers, {}, report)
+        run_id = submit(store, home, plan, FirstModel(layout, report, params, buffers))
         over, links = threading.Event(), {name: here.link(name) for name in devices}
         threads = [
             threading.Thread(target=_act, args=(links[name], name, report, made, folder, over))

@@ -33,7 +33,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.invitation import Invitation
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, ReplyHeader, Vector
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import Store
 from thinwire.store.spool import UNREADABLE
@@ -158,7 +158,7 @@ def queued(site: Site) -> str:
     }  # fmt: skip
     params, buffers = np.zeros(LAYOUT.size, np.float32), np.zeros(BufferMean(LAYOUT).layout.size, np.float32)
     with Store.open(home.database) as store:
-        return submit(store, home, RunPlan.from_json(sections), LAYOUT, params, buffers, {}, REPORT)
+        return submit(store, home, RunPlan.from_json(sections), FirstModel(LAYOUT, REPORT, params, buffers))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader
 from thinwire.server.run import drive
 from thinwire.server.service import RunLimits
-from thinwire.server.submit import submit
+from thinwire.server.submit import FirstModel, submit
 from thinwire.store import RunRow, Store
 from thinwire.transport.device.connect import TlsConnection
 from thinwire.transport.device.enroll import join
@@ -129,7 +129,7 @@ def run_on_a_new_aggregator(root: Path, device: Device, tls: bool, port: int = 0
         executor = InProcessExecutor(device.task, "cpu")
         layout = executor.layout
         first = np.full(layout.size, 0.25, np.float32)
-        run_id = submit(store, home, PLAN, layout, first, np.zeros(0, np.float32), {}, executor.report())
+        run_id = submit(store, home, PLAN, FirstModel(layout, executor.report(), first, np.zeros(0, np.float32)))
         assert run_id == RUN
         with device.running(here):
             return drive(run_id, store=store, fleet=here.fleet, home=home)

@@ -336,7 +336,7 @@ def _submit(
     from thinwire.core.plan_names import named_model
     from thinwire.reports.stored_models import stored_model
     from thinwire.server.model_files import require_counted
-    from thinwire.server.submit import first_model_of, submit
+    from thinwire.server.submit import FirstModel, first_model_of, submit
 
     if row.source != "devices":
         raise Refused(
@@ -355,13 +355,12 @@ def _submit(
         return hand_over(store, home, plan, Path.cwd() / "plan.toml", task, name)
     if plan.run.init == "device":
         params, buffers = first_model_of(layout)
-        return submit(store, place, plan, layout, params, buffers, {}, row.task_report, name=name)
+        return submit(store, place, plan, FirstModel(layout, row.task_report, params, buffers), name=name)
     named = None if plan.run.init == old.run.init else named
     found = stored_model(store, place, *(named or (row.run_id, "0")))
-    return submit(
-        store, place, plan, layout, found.params, found.buffers, found.row.counters, row.task_report,
-        fixed=found.fixed, name=name,
-    )  # fmt: skip
+    counters, fixed = found.row.counters, found.fixed
+    first = FirstModel(layout, row.task_report, found.params, found.buffers, counters, fixed)
+    return submit(store, place, plan, first, name=name)
 
 
 def _begins_alike(row: RunRow, old: RunPlan, plan: RunPlan) -> bool:

@@ -88,11 +88,11 @@ def submit(
     without one never starts, and `end_abandoned` closes it.
     """
     plan, layout = with_whole_id(store, plan), first.layout
-    found = plan.check(codecs)
-    if not found and source == "devices":
-        found = plan.check(codecs, _measured(store, plan, transmitted_layout(algorithm_of(plan), layout)))
-    if found:
-        raise as_error(found)
+    problems = plan.check(codecs)
+    if not problems and source == "devices":
+        problems = plan.check(codecs, _measured(store, plan, transmitted_layout(algorithm_of(plan), layout)))
+    if problems:
+        raise as_error(problems)
     travels = transmitted_layout(algorithm_of(plan), layout)
     require_rules(plan, travels)
     if travels.size > LARGEST:
@@ -149,8 +149,8 @@ def best_times(known: DeviceProfiles, plan: RunPlan, layout: Layout) -> dict[str
     """
     down = 0 if plan.downlink.compressed else layout.size * FLOAT_BYTES
     taken = workload(plan, 0, down, min(update_bytes(codec, layout, {}) for codec in rungs(plan.uplink)))
-    found = {device: known.best(device, work_key(plan, layout), taken) for device in known.devices}
-    return {device: times for device, times in found.items() if times is not None}
+    times_of = {device: known.best(device, work_key(plan, layout), taken) for device in known.devices}
+    return {device: times for device, times in times_of.items() if times is not None}
 
 
 NO_VALUES = np.zeros(0, np.float32)
@@ -224,8 +224,8 @@ def _require_allowed(plan: RunPlan, home: AggregatorHome, code_only: bool = Fals
     own, others = codecs.own_names(), installed()
 
     def refused(allow: Sequence[str]) -> list[Problem]:
-        found = refused_names(plan, own, allow, others)
-        return [one for one in found if not (code_only and one.place == ("run", "init"))]
+        problems = refused_names(plan, own, allow, others)
+        return [problem for problem in problems if not (code_only and problem.place == ("run", "init"))]
 
     if not refused(()):
         return

@@ -79,19 +79,19 @@ class Trust:
         path = folder / TRUST_FILE
         try:
             raw: Any = json.loads(path.read_bytes())
-            found = cls(
+            trust = cls(
                 str(raw["url"]), tuple(str(ca) for ca in raw["cas"]), str(raw["server_name"]),
                 raw["system"] is True, str(raw["name"]), float(raw.get("spread_s", 0.0)),
             )  # fmt: skip
-            if not found.system:
-                readable(found.cas)
+            if not trust.system:
+                readable(trust.cas)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, BadPayload) as error:
             raise DataLost(
                 f"cannot read {path}", why=str(error), hint="restore it, or join again: thinwire client join URL -"
             ) from error
-        return found
+        return trust
 
     def save(self, folder: Path) -> None:
         """Write the file completely or not at all, readable by this user alone."""
@@ -143,9 +143,9 @@ def _certificate(pem: str) -> x509.Certificate:
     A text may contain several, and OpenSSL would trust them all.
     """
     try:
-        found = x509.load_pem_x509_certificate(pem.encode())
-        found.public_key()
-        return found
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        certificate.public_key()
+        return certificate
     except Exception as error:  # cryptography raises many kinds, and the text may be a stranger's
         raise BadPayload("this is no certificate", why=str(error)) from error
 

@@ -17,7 +17,7 @@ from thinwire.client.privacy_ledger import FILE, Account, DeviceLedger
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.types import Assignment, Failure
-from thinwire.privacy.accounting import Release, epsilon
+from thinwire.privacy.accounting import Budget, Release, epsilon
 from thinwire.privacy.noise_plan import spending
 
 RELEASE = Release("discrete-gaussian", sensitivity=10.0, variance=400.0, dimensions=64)
@@ -88,7 +88,7 @@ def test_a_crash_in_the_middle_of_the_work_books_nothing_twice(tmp_path):
 
 
 def test_what_the_ledger_has_with_the_next_release_decides_about_max_epsilon(tmp_path):
-    most = epsilon({RELEASE: 3}, 1e-6)
+    most = 1.001 * epsilon({RELEASE: 3}, 1e-6)
     device = Private(tmp_path, Policy(max_epsilon=most, max_delta=1e-6))
     assert [device.rule(number) for number in (1, 2)] == ["", ""]
     device.start()
@@ -97,6 +97,28 @@ def test_what_the_ledger_has_with_the_next_release_decides_about_max_epsilon(tmp
     assert (len(device.ledger.bookings), device.read) == (3, 2)  # each process reads once
     device.dataset = DataSet("", "/data/other")
     assert device.rule(6) == ""
+
+
+def test_the_first_release_alone_decides_at_which_order_all_are_added_up(tmp_path):
+    """An order that is best for what was released depends on outputs, if these decide what is released next."""
+    first = Release("discrete-gaussian", 1.0, 4.4, 64, unit="record")
+    more, most = Release("discrete-gaussian", 1.0, 1.0, 64, rate=0.01, unit="record"), 2.1
+    after = {first: 1, more: 10}
+    assert epsilon(after, 1e-5) < most < Budget(most, 1e-5).reached(after)
+
+    def rules(folder: Path, first: Release) -> list[str]:
+        """Return what a device says to ten releases, of which this is the first."""
+
+        def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
+            return "ward", (first if assignment.round == 1 else more).to_json()
+
+        device = Private(folder, Policy(max_epsilon=most), release=release)
+        return [device.rule(number) for number in range(1, 11)]
+
+    made = rules(tmp_path / "whole", first).index("max_epsilon")
+    assert Budget(most, 1e-5).reached({first: 1, more: made - 1}) <= most
+    assert Budget(most, 1e-5).reached({first: 1, more: made}) > most
+    assert rules(tmp_path / "sampled", more) == 10 * [""], "its first release is sampled, as are all others"
 
 
 def test_another_run_and_another_task_spend_of_the_same_data_set(tmp_path):
@@ -150,7 +172,7 @@ def test_what_cannot_be_computed_is_declined(tmp_path, policy):
 
 
 def test_a_first_model_spends_nothing_and_is_made_within_the_limit(tmp_path):
-    device = Private(tmp_path, Policy(max_epsilon=epsilon({RELEASE: 1}, 1e-5)))
+    device = Private(tmp_path, Policy(max_epsilon=1.001 * epsilon({RELEASE: 1}, 1e-5)))
     assert [device.rule(1), device.rule(2, "init"), device.rule(3, "evaluate")] == ["", "", "privacy"]
     assert len(device.ledger.bookings) == 1
 

@@ -182,8 +182,9 @@ class AdmissionController:
             return Prospect(unknown="this device keeps no privacy ledger")
         if sequence is None:
             sequence = self._account.ledger.sequence_of(assignment.identity, assignment.assignment_id)
-        delta = None if self.policy.max_epsilon is None else self.policy.max_delta
-        return self._account.prospect(assignment, known, sequence, self._now().timestamp(), delta)
+        most = self.policy.max_epsilon
+        limit = None if most is None else (most, self.policy.max_delta)
+        return self._account.prospect(assignment, known, sequence, self._now().timestamp(), limit)
 
     def _facts(self, assignment: Assignment, prospect: Prospect) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""

@@ -84,7 +84,10 @@ class DeviceLedger:
             return alike(dataset, self._named)
 
     def spent(self, dataset: DataSet) -> dict[str, int]:
-        """Return how many of each release a data set took part in, in any population and run; raise if damaged."""
+        """Return how many of each release a data set took part in, in any population and run; raise if damaged.
+
+        The release of the oldest line is first: it decides how all are added up.
+        """
         with self._lock:
             self._require_whole()
             same = self.same(dataset)
@@ -275,11 +278,11 @@ class Prospect:
     unknown: str = ""
 
 
-def composed(spent: Mapping[str, int], delta: float) -> float:
-    """Return the epsilon at `delta` of releases, by their JSON."""
-    from thinwire.privacy.accounting import epsilon_of  # a device without private runs loads no accountant
+def composed(spent: Mapping[str, int], most: float, delta: float) -> float:
+    """Return the epsilon at `delta` of releases, by their JSON, to compare with `most`, an owner's `max_epsilon`."""
+    from thinwire.privacy.accounting import filtered_epsilon  # a device without private runs loads no accountant
 
-    return epsilon_of(spent, delta)
+    return filtered_epsilon(spent, most, delta)
 
 
 def require_readable(release: str) -> None:
@@ -300,18 +303,19 @@ class Account:
     """Judges and books private assignments by the device's own ledger, not by what a plan claims.
 
     `dataset` returns the data set of a task. `release` returns population and release (JSON) of a training assignment,
-    and raises `ThinwireError` if the device cannot compute them. `epsilon` composes releases at a delta.
+    and raises `ThinwireError` if the device cannot compute them. `epsilon` adds releases up, the first one first, for a
+    largest epsilon and a delta.
     """
 
     ledger: DeviceLedger
     dataset: Callable[[str], DataSet]
     release: Callable[[Assignment, RunPlan], tuple[str, str]] = no_release
-    epsilon: Callable[[Mapping[str, int], float], float] = composed
+    epsilon: Callable[[Mapping[str, int], float, float], float] = composed
 
     def prospect(
-        self, assignment: Assignment, plan: RunPlan, sequence: int, at: float, delta: float | None
+        self, assignment: Assignment, plan: RunPlan, sequence: int, at: float, limit: tuple[float, float] | None
     ) -> Prospect:
-        """Return what the assignment would spend; epsilon only if a `delta` is given.
+        """Return what the assignment would spend; epsilon only if a `limit` is given: the largest epsilon, and delta.
 
         To make a first model reads no data, so it adds nothing. What an evaluation spends is not known here. A run
         in which the data took part as often as its plan allows, spends nothing more: its epsilon counts on that.
@@ -340,7 +344,7 @@ class Account:
                     return Prospect(unknown=f"its data took part in round {near}, the plan keeps {apart} rounds apart")
                 took = self.ledger.participations(dataset, population) - is_booked
                 spent[release] += not is_booked
-            return Prospect(booking, None if delta is None else self.epsilon(spent, delta), took)
+            return Prospect(booking, None if limit is None else self.epsilon(spent, *limit), took)
         except ThinwireError as error:
             return Prospect(unknown=error.what)
         except (ArithmeticError, ValueError) as error:  # a plan that nobody checked may have any number

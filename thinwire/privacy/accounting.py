@@ -307,9 +307,14 @@ class Budget:
 
     def allows(self, spent: Mapping[Release, int], release: Release) -> bool:
         """Return whether `release` may follow what is spent, reserved releases included."""
-        place, limit = self._limit()
-        rdp, distance = _compose({**spent, release: spent.get(release, 0) + 1})
-        return float(rdp[place]) <= limit and _rest(SAMPLER_SHARE * self.delta, self.epsilon, distance) >= 0
+        return self.reached({**spent, release: spent.get(release, 0) + 1}) <= self.epsilon
+
+    def reached(self, spent: Mapping[Release, int]) -> float:
+        """Return the epsilon of these releases at this budget's order; infinite if samplers take over their share."""
+        (place, limit), (rdp, distance) = self._limit(), _compose(spent)
+        if _rest(SAMPLER_SHARE * self.delta, self.epsilon, distance) < 0:
+            return math.inf
+        return max(0.0, self.epsilon + float(rdp[place]) - limit) if sum(spent.values()) else 0.0
 
     def _limit(self) -> tuple[int, float]:
         limits = self.epsilon - _offsets(self.delta * (1 - SAMPLER_SHARE))
@@ -371,6 +376,13 @@ def epsilon_of(spent: Mapping[str, int], delta: float) -> float:
     """
     releases = {release: count for release, count in releases_of(spent).items() if count}
     return epsilon(releases, delta) if releases else 0.0
+
+
+def filtered_epsilon(spent: Mapping[str, int], most: float, delta: float) -> float:
+    """Return the epsilon of releases, the first one first, by a filter: none above `most` may be made (`Budget`)."""
+    releases = releases_of(spent)
+    first = next(iter(releases), None)
+    return Budget(most, delta, first if first is not None and first.rate < 1 else None).reached(releases)
 
 
 def unit_of_all(spent: Mapping[str, int]) -> Unit:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.clock import down_since_of, heard_by
+from thinwire.core.clock import down_since_of
 from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED, DeviceOffline
 from thinwire.core.formatting import duration
 from thinwire.core.link_state import SUSPECT_S
+from thinwire.reports.last_contacts import last_contacts
 from thinwire.reports.reason_text import DROP_TEXTS
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.store import (
@@ -46,7 +47,7 @@ class SharedReads:
     runs: Mapping[str, RunRow]  # the latest run on devices, by task
     decisions: Mapping[str, DeviceAction]  # the latest decision, by device
     invitations: Mapping[str, int]  # by the device that joined with it
-    heard: Mapping[str, float]  # last contact of each online device, wall clock
+    heard: Mapping[str, float]  # last contact of each online device, wall clock (`last_contacts`)
     gone: bool  # the aggregator: nobody knows who is online
 
 
@@ -142,13 +143,14 @@ class Devices:
     def _shared_reads(self, actions: Sequence[DeviceAction]) -> SharedReads:
         """Read the data that all devices of a list share."""
         deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in DECIDING]
-        on_devices = [run for run in self._store.runs() if run.source == "devices"]
+        runs = self._store.runs()
+        on_devices = [run for run in runs if run.source == "devices"]
         state, about = aggregator(self._lock)
         return SharedReads(
             bool(about.get("pin")), _links(self._store), self._presence.departures(),
             {run.task: run for run in reversed(on_devices)}, dict(reversed(deciding)),
             {row.used_by: row.id for row in self._store.invitations.all() if row.used_by},
-            heard_by(self._lock) if self._lock else {}, state == "gone",
+            last_contacts(runs, self._lock), state == "gone",
         )  # fmt: skip
 
 

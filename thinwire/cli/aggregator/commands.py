@@ -105,9 +105,9 @@ def status(
         way_back,
     )
     from thinwire.cli.runs.render import standing
-    from thinwire.core.clock import heard_by
     from thinwire.core.disk_reserve import disk_full_text
     from thinwire.core.statedir import AggregatorHome, find_home
+    from thinwire.reports.last_contacts import last_contacts
     from thinwire.reports.reason_text import behind
 
     page = dashboard_of(AggregatorHome(find_home(home) / "aggregator"))  # a folder that is not there is not made
@@ -121,11 +121,12 @@ def status(
     end_abandoned(home)
     with opened(home, read_only=not login) as store:
         devices = list(store.devices())
-        going = [row for row in store.runs() if row.status in ("running", "waiting", "paused")]
+        runs = store.runs()
+        going = [row for row in runs if row.status in ("running", "waiting", "paused")]
         line = store.line()
         code = login_url(about["dashboard_url"], store.logins.new_code()) if login and about.get("dashboard") else None
     queued, full = [row for row in line if row.status == "queued"], disk_full_text(aggregator_home(home).root)
-    known = Known(heard_by=heard_by(aggregator_home(home).lock))
+    known = Known(heard_by=last_contacts(runs, aggregator_home(home).lock))
     heard = {info.row.name: info for info in devices if info.online}
     online = list(heard)
     waiting = [info.row.name for info in devices if info.row.standing(bool(about.get("pin"))) == "pending"]

@@ -50,7 +50,7 @@ def list_(
         if log:
             render.log(store.audit.actions(), store.audit.notes(), json)
         else:
-            found, known = [one for one in store.devices() if {*(tag or ())} <= {*one.tags}], _aggregator(home)
+            found, known = [one for one in store.devices() if {*(tag or ())} <= {*one.tags}], _aggregator(home, store)
             if tag and not (found or json):
                 console.note(f"no device has the tag {' and '.join(tag)}: thinwire devices list")
                 return
@@ -68,22 +68,24 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
     from thinwire.store import LINK_KINDS
 
     with opened(home, read_only=True) as store:
-        rows, links = list(store.devices()), store.measures(*LINK_KINDS)
+        rows, links, known = list(store.devices()), store.measures(*LINK_KINDS), _aggregator(home, store)
     found = next((info for info in rows if info.row.name == name), None)
     if found is None:
         called = ", ".join(info.row.name for info in rows)
         raise NotFound(f"no device {name!r}", why=f"known: {called or 'none'}", hint="thinwire devices list")
-    render.one(found, [one for one in links if one.device == name], _aggregator(home), json)
+    render.one(found, [one for one in links if one.device == name], known, json)
 
 
-def _aggregator(home: Path | None) -> render.Known:
+def _aggregator(home: Path | None, store: Store) -> render.Known:
     """Return the state of the aggregator on this machine, as the tables need it."""
     from thinwire.cli.devices import render
     from thinwire.cli.local_state import aggregator_home, alive
-    from thinwire.core.clock import down_since_of, heard_by
+    from thinwire.core.clock import down_since_of
+    from thinwire.reports.last_contacts import last_contacts
 
     about, lock = alive(home), aggregator_home(home).lock
-    return render.Known(about is not None, down_since_of(lock), bool((about or {}).get("pin")), heard_by(lock))
+    contacts = last_contacts(store.runs(), lock)
+    return render.Known(about is not None, down_since_of(lock), bool((about or {}).get("pin")), contacts)
 
 
 @app.command()
@@ -174,9 +176,12 @@ def approve(
         else:
             assert as_name is not None
             store.roster.add(as_name, der, "stock", operator())
-        info = next(one for one in store.devices() if one.row.name == (name or as_name))
+        info, known = (
+            next(one for one in store.devices() if one.row.name == (name or as_name)),
+            _aggregator(home, store),
+        )
     if json:
-        console.document(render.document(info, _aggregator(home)))
+        console.document(render.document(info, known))
         return
     console.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
     console.line(f"  {formatting.grouped(info.row.fingerprint)}")

@@ -288,6 +288,7 @@ class Words:
 
 def test_a_word_below_the_rate_samples_and_the_rate_itself_does_not() -> None:
     assert poisson_sample("abcd", 0.25, Words()) == ("a", "c")
+    assert poisson_sample("abcd", 1.0, Words()) == ("a", "b", "c"), "all but one word of 2^64"
 
 
 def test_the_ledger_of_a_device_books_the_cost_without_amplification() -> None:

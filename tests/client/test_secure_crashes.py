@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.secure_clients import SecureClients, changed_of, message_of, name_of
 from tests.support.small_task import RUN
-from thinwire.core.types import Failure, PhaseReply, ReplyHeader
+from thinwire.core.types import Failure, PhaseReply, ReplyHeader, assignment_id_of
 from thinwire.privacy.messages import Advertisement, Disclosure, Roster
 
 ONE = name_of(0)
@@ -141,3 +141,28 @@ def test_a_client_killed_before_its_vector_trains_without_a_residual_of_that_rou
     clients.handlers[ONE] = clients.handler(0)
     clients.open()
     np.testing.assert_array_equal(clients.residual(ONE), kept)
+
+
+@pytest.mark.parametrize("claimed", [1, 1000])
+def test_an_aggregator_that_claims_to_have_seen_more_gets_no_second_vector_of_a_round(
+    tmp_path: Path, claimed: int
+) -> None:
+    """A new process discards state that is older than the replies that the aggregator has seen, by its word alone.
+
+    With a second vector of three of the four clients, the difference of both sums would be the update of the fourth.
+    """
+    clients = SecureClients(tmp_path)
+    clients.open()
+    clients.run()
+    for number in range(3):
+        clients.handlers[name_of(number)] = handler = clients.handler(number)
+        handler.welcomed({RUN: claimed}, {RUN: "run-identity"})
+        handler.unsent()
+    for name in list(clients.handlers)[:3]:
+        again = clients.assignment(name, assignment_id=f"{assignment_id_of(RUN, 1, name)}-again")
+        reply = clients.handlers[name].begin(again, lambda: False, clients.said.append, send=lambda sent: None)
+        assert isinstance(reply, tuple), "it has begun"
+        assert isinstance(reply[0], Failure)
+        assert (reply[0].kind, reply[0].text) == ("failed", "order")
+    clients.open()
+    assert len(clients.begun) == 4, "the next round is another one"

@@ -307,3 +307,45 @@ def test_a_request_crosses_to_the_worker_with_its_private_steps() -> None:
     order = TrainRequest(False, True, local_of(PLAN), Steps(3, 8), Key(1, 2), private=work_of())
     again = TrainRequest.from_json(order.to_json())
     assert again.private == order.private
+
+
+class Averaging(nn.Module):
+    """A model with a buffer of its own that follows what it sees in training, and that its output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and not torch._C._functorch.is_batchedtensor(x):
+            self.seen.add_(x.detach().abs().mean())
+        found: torch.Tensor = self.inner(x) * (1 + self.seen)
+        return found
+
+
+def test_what_another_plan_left_of_the_records_is_in_no_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that a device keeps has all its records in it, and the noise of a step hides one gradient of each."""
+    found: list[float] = []
+    of = ExampleGradients.of
+
+    def noted(gradients: ExampleGradients, fetch: Any, indices: torch.Tensor) -> Any:
+        found.extend(float(buffer) for buffer in gradients.buffers.values())
+        return of(gradients, fetch, indices)
+
+    monkeypatch.setattr(ExampleGradients, "of", noted)
+    device = Sampled(tmp_path)
+    device.aggregator.task = task_of(Averaging, data=device.data)
+    device.aggregator.first = initial_model(device.aggregator.task, 0)
+    device.start()
+    device.aggregator.plan = RunPlan.parse(TEXT.replace('"example"', '"local"').replace("records = 32\n", ""))
+    assert device.rule(1, codec="identity") == ""
+    (_, state) = device.handler.kept["small-1"]
+    assert state.buffers is not None
+    assert state.buffers[0] > 0, "the first plan left something"
+    device.aggregator.plan = PLAN
+    assert device.rule(2, codec="identity") == ""
+    assert len(found) == 3
+    assert set(found) == {0.0}

@@ -119,6 +119,8 @@ def train(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
+    if job.plan.privacy.mode == "example":  # another plan of this run may have left all records in these, without noise
+        state = replace(state, buffers=None, counters={})
     model = _load(job, state, executor)
     request = _request(job, model)
     prepare_s = job.clock.now() - job.began

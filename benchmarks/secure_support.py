@@ -82,7 +82,7 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset({"digits": 10}, 1),
-    "small": Preset({"digits": 80}, 3),
+    "small": Preset({"digits": 80}, 8),
     "full": Preset({"digits": 80, "code_lm": 240}, 3),
 }
 

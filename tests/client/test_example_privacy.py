@@ -312,6 +312,8 @@ def test_a_request_crosses_to_the_worker_with_its_private_steps() -> None:
 class Averaging(nn.Module):
     """A model with a buffer of its own that follows what it sees in training, and that its output depends on."""
 
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = linear()

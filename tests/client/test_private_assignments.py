@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.support.gated_client import Device
 from tests.support.small_task import plan_of, task_of
 from thinwire.client.admission import AdmissionController
-from thinwire.client.booking import DataSet
+from thinwire.client.booking import DataSet, DataSets
 from thinwire.client.errors import FAILED, WORK
 from thinwire.client.policy import Policy
 from thinwire.client.privacy_ledger import FILE, Account, DeviceLedger
@@ -126,6 +127,31 @@ def test_another_run_and_another_task_spend_of_the_same_data_set(tmp_path):
     assert [device.rule(number, identity=run) for number, run in ((1, "aa"), (2, "bb"), (3, "cc"))] == [
         "", "", "max_participations",
     ]  # fmt: skip
+
+
+def test_data_behind_a_link_that_leads_elsewhere_take_part_in_nothing_private_until_the_next_start(tmp_path):
+    """The worker keeps the records that it has read, so the line would be booked for others."""
+    old, new, link = tmp_path / "old", tmp_path / "new", tmp_path / "link"
+    old.mkdir()
+    new.mkdir()
+    link.symlink_to(old)
+    device = Private(tmp_path)
+
+    def start() -> None:
+        device.gate_options["account"] = replace(device.gate_options["account"], dataset=DataSets("", link, ["small"]))
+        Device.start(device)
+
+    start()
+    assert device.rule(1) == ""
+    link.unlink()
+    link.symlink_to(new)
+    answer = device.assign(2)
+    assert isinstance(answer, Failure)
+    assert answer.text == "privacy: the data of this client are elsewhere than when it started"
+    assert [line.data for line in device.ledger.bookings] == [str(old)]
+    start()
+    assert device.rule(3) == ""
+    assert [line.data for line in device.ledger.bookings] == [str(old), str(new)]
 
 
 def test_a_damaged_ledger_declines_private_work_with_a_sentence(tmp_path):

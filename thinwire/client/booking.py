@@ -9,9 +9,11 @@ split (`--partition`) are one data set, because another split overlaps.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from thinwire.core.errors import DataLost
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,32 @@ class DataSet:
     def __post_init__(self) -> None:
         if not all(isinstance(getattr(self, one.name), str) for one in fields(self)):
             raise ValueError("a data set has a name, which may be empty, and a path or a task")
+
+
+class DataSets:
+    """The data sets of a client's tasks, by the path to which its links led when the client started.
+
+    A worker that has read the data keeps them, and the next one reads what is there then. So when the links lead
+    elsewhere, nobody knows whose records are in a release until the client starts again.
+    """
+
+    def __init__(self, name: str, path: Path | None, tasks: Collection[str]) -> None:
+        self._name, self._path = name, path
+        self._begun = {task: DataSet.of(name, path, task) for task in tasks}
+
+    def __iter__(self) -> Iterator[DataSet]:
+        return iter(self._begun.values())
+
+    def __call__(self, task: str) -> DataSet:
+        """Return the data set of a task; raise `DataLost` if its path leads elsewhere than when the client started."""
+        begun, now = self._begun[task], DataSet.of(self._name, self._path, task)
+        if now != begun:
+            raise DataLost(
+                "the data of this client are elsewhere than when it started",  # an aggregator is told this, and no path
+                why=f"they were {begun.data} and are {now.data}: what one of them spends would be booked for the other",
+                hint="start the client again",
+            )
+        return begun
 
 
 def alike(dataset: DataSet, others: Collection[DataSet]) -> set[DataSet]:

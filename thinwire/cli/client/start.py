@@ -52,7 +52,7 @@ def begin(device: Device) -> int:
     from thinwire.client import ClientInfo
     from thinwire.client.admission import AdmissionController
     from thinwire.client.agent import reloads, serve, wanted
-    from thinwire.client.booking import DataSet
+    from thinwire.client.booking import DataSets
     from thinwire.client.calls import StatusReporter
     from thinwire.client.device_info import DeviceInfoProbe
     from thinwire.client.executor import Worker
@@ -104,14 +104,15 @@ def begin(device: Device) -> int:
         secure = secure_identity(key, pinned)
         ledger = DeviceLedger(folder, hashlib.sha256(secure.public_key).hexdigest())
         executors = worker.executors()
-        for executor in executors:
-            ledger.know(DataSet.of(device.dataset, data, executor.name))
+        datasets = DataSets(device.dataset, data, [executor.name for executor in executors])
+        for dataset in datasets:
+            ledger.know(dataset)
 
         def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
             layout = next(b.layout for b in executors if b.name == assignment.task)
             return release_of(plan, layout, assignment.secure.selected if assignment.secure else 1)
 
-        account = Account(ledger, lambda task: DataSet.of(device.dataset, data, task), release)
+        account = Account(ledger, datasets, release)
         admission = AdmissionController(
             first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account
         )

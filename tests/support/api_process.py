@@ -1,7 +1,7 @@
 """A TLS device API in a process of its own, so that its memory is its own: `with api_process(folder) as device API`.
 
-The process reads one word a line: `round` assignments the device `pi-1` and waits for its answer, `stats` says the
-device API's counters; each is answered by one line of JSON. It ends when its input does.
+The process reads one word a line: `round` sends an assignment to the device `pi-1` and waits for its answer, `stats`
+says the device API's counters; each is answered by one line of JSON. It ends when its input does.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def test_a_proxy_that_is_configured_carries_join_and_link(here: Place, monkeypat
         assert tunnel.connections == count
 
 
-def test_with_the_systems_store_nothing_is_selected_unverified(here: Place, tmp_path: Path) -> None:
+def test_with_the_systems_store_nothing_is_requested_unverified(here: Place, tmp_path: Path) -> None:
     ca = Authority()
     with listening(ca.chain(tmp_path), {}) as (url, heard), pytest.raises(Refused, match="cannot prove"):
         joined(here, "pi-1", Invitation("system", "0" * 32), url)

@@ -47,8 +47,8 @@ def program(word: str = "") -> typer.Typer:
     return app
 
 
-def _version(selected: bool) -> None:
-    if selected:
+def _version(is_given: bool) -> None:
+    if is_given:
         from thinwire import __version__
 
         typer.echo(f"thinwire {__version__}")
@@ -79,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return answer if isinstance(answer, int) else 0
     except click.exceptions.Abort:
         return INTERRUPTED
-    except click.exceptions.NoArgsIsHelpError as selected:
-        print(selected.format_message(), file=sys.stderr)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
         return USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)

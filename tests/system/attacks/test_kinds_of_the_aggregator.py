@@ -14,8 +14,9 @@ from thinwire.core.types import Failure
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("kind", ["offline", "refused", "stale", "over"])
 def test_no_device_says_that_it_left_was_revoked_or_came_too_late(tmp_path: Path, tls: bool, kind: str) -> None:
-    """ "offline" has its round assignment it again at its next hello; "refused" with "revoked" reads as an operator's
-    order.
+    """ "offline" makes its round send the assignment again at its next hello.
+
+    "refused" with "revoked" reads as an operator's order.
     """
     with attacked(tmp_path, tls=tls) as here:
         device = device_of(here)

@@ -202,6 +202,16 @@ def test_the_version_that_reached_the_target_is_kept(tmp_path: Path, ahead: int)
     assert not (bench.home.run(bench.run_id) / "v000001.model").exists()
 
 
+@pytest.mark.parametrize(("keep", "kept"), [("last,best", [0, 4]), ("all", [0, 1, 2, 3, 4])])
+def test_a_run_that_is_over_keeps_its_first_last_and_best_model_or_all(
+    tmp_path: Path, keep: str, kept: list[int]
+) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 4, "keep": keep})
+    bench.drive()
+    files = bench.home.run(bench.run_id).glob("*.model")
+    assert sorted(path.name for path in files) == [f"v{version:06}.model" for version in kept]
+
+
 def test_a_person_stops_a_run(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 9})
     row = bench.drive(stop=lambda: "run" if bench.clock.now() > 3.5 else None)

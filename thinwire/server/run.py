@@ -8,7 +8,7 @@ and disconnect, and keeps replies. After a restart it first sends again the outs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients, TooLittleSpace
@@ -89,6 +89,8 @@ def drive(
             _leave(running)
             _await_holdout(running, watch, over=True)
             end(running)
+            if running.run_state.status in ENDED:  # only the last evaluation decides which version is the best
+                _prune(running)
     except ThinwireError as error:
         if isinstance(error, NotWritten) and (not running.simulated or home.simulation(run_id).exists()):
             raise
@@ -188,7 +190,14 @@ def _drive_round(running: RunContext, runner: RoundRunner, watch: HoldoutWatch |
             require_metrics(running)
     finally:
         runner.aggregator.close()
-    run_state, newest, met = running.run_state, running.run_state.version, running.run_state.scores.reached
+    scores = running.run_state.scores
+    _prune(running, {running.run_state.version - 1, *scores.measured, *(due_versions(running) if watch else ())})
+
+
+def _prune(running: RunContext, others: Collection[int] = ()) -> None:
+    """Delete the model versions but the first, last and best one, those that are sent, and `others`."""
+    run_state = running.run_state
+    newest, best, met = run_state.version, run_state.scores.best, run_state.scores.reached
     sent = {
         newest,
         *(
@@ -197,16 +206,7 @@ def _drive_round(running: RunContext, runner: RoundRunner, watch: HoldoutWatch |
             for assigned in run_state.ledger.outstanding(device)
         ),
     }
-    best = run_state.scores.best.version if run_state.scores.best else 0
-    needed = {
-        0,
-        newest,
-        newest - 1,
-        best,
-        met or 0,
-        *run_state.scores.measured,
-        *(due_versions(running) if watch else ()),
-    }
+    needed = {0, newest, best.version if best else 0, met or 0, *others}
     keep = None if "all" in running.plan.run.keep else needed
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 

@@ -37,6 +37,21 @@ def test_an_empty_store_has_no_runs_and_no_devices(page: TestClient):
     assert get(page, "service")["aggregator"] == "unknown"
 
 
+@pytest.mark.parametrize("path", ["/nothing", "/nothing/<b>", "/runs/a!b", "/devices/a!b"])
+def test_a_browser_gets_a_page_at_an_address_that_has_none(page: TestClient, path: str):
+    answer = page.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "<h1>There is no page at this address</h1>" in answer.text
+    assert f'<a href="{"../" * (path.count("/") - 1) or "./"}">All runs</a>' in answer.text
+    assert "<b>" not in answer.text
+
+
+@pytest.mark.parametrize(("path", "accept"), [("/api/v1/nothing", "text/html"), ("/nothing", "*/*")])
+def test_a_program_gets_a_problem_document_there(page: TestClient, path: str, accept: str):
+    answer = page.get(path, headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
 def test_runs_come_newest_first_each_with_its_state_in_a_sentence(page: TestClient, told: Told):
     waiting = new_run(told.store)
     waiting.status("waiting", "waiting: 3 of 8 devices (missing pi-04; pi-07 has no task 'ecg')")

@@ -166,7 +166,7 @@ def test_every_answer_forbids_inline_code_and_guessing_of_types(page: TestClient
 
 
 def test_html_holds_no_inline_code_and_only_relative_addresses():
-    for name in ("page.html", "login.html"):
+    for name in ("page.html", "login.html", "problem.html"):
         text = (STATIC / name).read_text()
         assert not re.search(r"<style|\son\w+=|\sstyle=|<script>|<script(?![^>]*\ssrc=)", text)
         assert not re.findall(r'(?:src|href)="(?:/|https?:)', text)

@@ -7,20 +7,24 @@ error of this product; they are extension members, which the RFC allows.
 from __future__ import annotations
 
 import copy
+import html
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from thinwire.core.errors import NotFound, PlanError, Refused, ThinwireError, UsageError
 from thinwire.core.formatting import with_home
 
 MEDIA_TYPE: Final = "application/problem+json"
+PAGE: Final = Path(__file__).parent / "static" / "problem.html"
+NO_PAGE: Final = "There is no page at this address"
 DESCRIBED: Final = "GET /api/v1/openapi.json has each route with its parameters"
 _SCHEMA: Final = {"$ref": "#/components/schemas/Problem"}
 _OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")  # schemas of errors that this API does not send
@@ -75,15 +79,31 @@ def _refused(home: str) -> Callable[[Request, Exception], Response]:
     return refused
 
 
-def _http(_: Request, error: Exception) -> Response:
-    """Return an HTTP error as a problem document."""
+def problem_page(path: str, status: int, what: str, why: str) -> Response:
+    """Return an error as a page for a person in a browser; `path` is the address that was opened."""
+    text = PAGE.read_text(encoding="utf-8").replace("{{root}}", "../" * (path.count("/") - 1) or "./")
+    return HTMLResponse(text.replace("{{what}}", html.escape(what)).replace("{{why}}", html.escape(why)), status)
+
+
+def _wants_page(request: Request) -> bool:
+    """Return True if a browser opens this address as a page, and not a program that reads the API."""
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+
+
+def _http(request: Request, error: Exception) -> Response:
+    """Return an HTTP error as a problem document, or to a browser as a page."""
     assert isinstance(error, HTTPException)
+    if _wants_page(request):
+        what = NO_PAGE if error.status_code == HTTPStatus.NOT_FOUND else str(error.detail).lower()
+        return problem_page(request.url.path, error.status_code, what, f"You opened {request.url.path}.")
     return problem(error.status_code, str(error.detail).lower(), hint=DESCRIBED, headers=error.headers)
 
 
-def _invalid(_: Request, error: Exception) -> Response:
-    """Return a validation error as a problem document with status 422."""
+def _invalid(request: Request, error: Exception) -> Response:
+    """Return a validation error as a problem document with status 422, or to a browser as a page with status 404."""
     assert isinstance(error, RequestValidationError)
+    if _wants_page(request):
+        return problem_page(request.url.path, HTTPStatus.NOT_FOUND, NO_PAGE, f"You opened {request.url.path}.")
     said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     return problem(422, "the request is not valid", said, DESCRIBED)
 

@@ -107,6 +107,23 @@ def bits(spec: str) -> float:
     return 8 * len(bound.encode(x, bound.init(), Key(1)).payload) / SAMPLE
 
 
+@lru_cache
+def frame_bytes(spec: str, layout: Layout) -> int:
+    """Return the expected bytes of an update of this layout whose values are normally distributed.
+
+    A small layout is encoded, since there the frames' headers and scales are a notable part; else `bits` counts.
+
+    >>> frame_bytes("fp16", Layout.of({"w": (30, 20)})) - 2 * 600
+    16
+    """
+    if layout.size > SAMPLE:
+        return int(bits(spec) * layout.size / 8)
+    bound, draw = parse(spec).bind(layout), np.random.default_rng(0)
+    sizes = [segment.size for segment in layout.segments]
+    drawn = [draw.standard_normal(size, np.float32) for size in sizes]
+    return sum(len(bound.encode(x, bound.init(at), Key(1), at).payload) for at, x in enumerate(drawn))
+
+
 def worded(kind: ErrorBound) -> str:
     """Return a kind as text.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from thinwire.compression.catalog import frame_bytes
 from thinwire.core.errors import CodecError, PlanError, ThinwireError
 from thinwire.core.formatting import counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
@@ -30,7 +31,7 @@ from thinwire.core.plan_errors import Problem, wrong_values
 from thinwire.core.plan_names import installed, refused_names
 from thinwire.core.plan_text import plan_keys, require_small, sparse, toml_text
 from thinwire.core.secure_numbers import selected_of
-from thinwire.store.device_profiles import DeviceProfile, DeviceProfiles, Workload, update_bytes, work_key, workload
+from thinwire.store.device_profiles import DeviceProfile, DeviceProfiles, Workload, work_key, workload
 from thinwire.store.read_models import DeviceInfo, MeasureRow
 from thinwire.store.task_layouts import KnownTask
 
@@ -160,7 +161,8 @@ class Estimate:
     """Holds the estimated cost of a run. Bytes are those of one client in one round; None where something is not known.
 
     `up_least` is less than `up_bytes` if a codec ladder gives slow links a more compressed codec. `round_s` is the time
-    of the slowest device that was measured, `run_s` that of all rounds.
+    of the slowest device that was measured, `run_s` that of all rounds. `clients` is 0 if it follows from the devices
+    that have the task, and there are none.
     """
 
     task: str
@@ -189,12 +191,13 @@ def estimate(
 ) -> Estimate:
     """Return what a run would cost; `hosts` are the approved devices that have its task, `known` is its layout."""
     online = [info.row.name for info in hosts if info.online]
-    clients, _ = selected_of(plan, len(online) or len(hosts) or None)
+    selected, _ = selected_of(plan, len(online) or len(hosts) or None)
+    clients = selected if hosts or isinstance(plan.cohort.clients, int) else 0
     if known is None:
         why = f"no device has reported the task {plan.run.task}, and no run had it: its model's layout is not known"
         return _unknown(plan, clients, why)
     try:
-        up, least, down = client_bytes(plan, known.layout, clients)
+        up, least, down = client_bytes(plan, known.layout, selected)
     except ThinwireError as error:
         return _unknown(plan, clients, f"{error.what}: {error.why}")
     profiles, work = DeviceProfiles(measures), workload(plan, 1, down, up)
@@ -223,11 +226,11 @@ def client_bytes(plan: RunPlan, layout: Layout, clients: int) -> tuple[int, int,
     buffers = FLOAT_BYTES * buffer_layout(layout).size if plan.local.buffers == "average" else 0
     down = travels.size * FLOAT_BYTES
     if plan.downlink.compressed:
-        down = update_bytes(plan.downlink.codec, travels, {})
+        down = frame_bytes(plan.downlink.codec, travels)
     if plan.secure.enabled:
         cost = round_cost(plan, layout.size, clients)
         return cost["up_bytes"], cost["up_bytes"], down + buffers + cost["down_bytes"]
-    sizes = [update_bytes(codec, travels, {}) + buffers for codec in rungs(plan.uplink)]
+    sizes = [frame_bytes(codec, travels) + buffers for codec in rungs(plan.uplink)]
     return sizes[0], min(sizes), down + buffers
 
 

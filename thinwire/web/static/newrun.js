@@ -200,9 +200,9 @@ const Cost = ({ checked }) => {
   }, [checked]);
   const cost = checked?.cost ?? last;
   const stale = !checked?.cost;
-  const total = cost?.up_bytes === null || !cost ? null : (cost.up_bytes + cost.down_bytes) * cost.clients * cost.rounds;
+  const total = cost?.up_bytes === null || !cost?.clients ? null : (cost.up_bytes + cost.down_bytes) * cost.clients * cost.rounds;
   return html`
-    <${Section} id="cost" title="Cost" aside=${cost ? `${plural(cost.clients, "client")} a round, ${plural(cost.rounds, "round")}` : ""}>
+    <${Section} id="cost" title="Cost" aside=${cost ? `${cost.clients ? `${plural(cost.clients, "client")} a round, ` : ""}${plural(cost.rounds, "round")}` : ""}>
       <dl class=${stale ? "facts cost stale" : "facts cost"}>
         <div><dt>up</dt><dd>${figure(cost?.up_bytes, (b) => html`<b>${bytes(b)}</b> a client and round${cost.dense_bytes > b ? html` <span class="faint">(${ratio(cost.dense_bytes, b)} less than dense)</span>` : ""}${cost.up_least < b ? html`<br /><span class="faint">${bytes(cost.up_least)} on the slowest links</span>` : ""}`)}</dd></div>
         <div><dt>down</dt><dd>${figure(cost?.down_bytes, (b) => html`<b>${bytes(b)}</b> a client and round`)}</dd></div>

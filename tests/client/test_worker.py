@@ -326,6 +326,17 @@ def test_it_is_ended_after_a_while_without_an_assignment(elsewhere: Elsewhere, n
     elsewhere.worker.idle_s = workers.IDLE_S
 
 
+def test_the_client_says_that_it_loads_the_task_again(elsewhere: Elsewhere, number: int) -> None:
+    handler = elsewhere.handler()
+    elsewhere.worker.close()
+    said = list[list[str]]()
+    for more in (0, 1):
+        elsewhere.said.clear()
+        assert isinstance(elsewhere.answer(handler, number + more), ReplyHeader)
+        said.append([line for line in elsewhere.said if "load the task" in line])
+    assert said == [[f"round {number}: load the task again, after a rest or an error"], []]
+
+
 def test_a_restart_ends_the_process_that_has_the_old_code(elsewhere: Elsewhere) -> None:
     elsewhere.worker.describe()
     before = elsewhere.worker.pid

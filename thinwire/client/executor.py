@@ -222,7 +222,10 @@ class Worker:
         """Execute a request of `task` in the process, starting it if needed; see `Executor.do`."""
         layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
         try:
-            child = self._child if self._child is not None and self._child.alive else self._started(until)
+            child = self._child if self._child is not None and self._child.alive else None
+            if child is None:
+                tell("load", 0, 0)
+                child = self._started(until)
             if self.layout(task).digest != layout.digest:
                 differs = differences(self.layout(task), layout)
                 raise CannotReply("layout-mismatch", f"its code gives another model than it did: {differs}")

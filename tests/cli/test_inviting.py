@@ -9,6 +9,7 @@ import os
 import pytest
 
 from tests.support.cli_story import KEY
+from thinwire.cli.devices import commands
 from thinwire.cli.local_state import operator
 from thinwire.core.fleet import Joining
 from thinwire.core.invitation import COLUMNS
@@ -116,6 +117,21 @@ def test_without_a_device_api_that_others_reach_nobody_is_invited(thinwire, home
         path.write_text(torn)
         assert thinwire("devices", "invite", "--home", home).code == 9
     assert store.invitations.all() == []
+
+
+def test_an_aggregator_that_is_starting_is_waited_for(thinwire, home, store, monkeypatch):
+    folder, looks = AggregatorHome.under(home).root / "tls", [7, 7, 7]
+
+    def still_starting(_):
+        if not looks and not folder.exists():
+            folder.mkdir()
+            (folder / "invite.json").write_text(json.dumps({"pin": PIN, "urls": URLS}))
+        return looks.pop() if looks else None
+
+    monkeypatch.setattr(commands, "starting", still_starting)
+    said = thinwire("devices", "invite", "--home", home)
+    assert said.code == 0, said.err
+    assert "an aggregator is starting (process 7) ..." in said.err
 
 
 def test_a_certificate_of_ones_own_is_named_by_the_system_in_the_invitation(thinwire, home, store, api):

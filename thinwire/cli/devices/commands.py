@@ -128,6 +128,9 @@ def invite(
         raise UsageError(f"--count {count} does not go with {len(wanted)} names", hint="leave --count away")
     expires_s = parse_duration(expires, "--expires")
     require_home(home)
+    if process := starting(home):  # it writes the address of its device API once it listens
+        console.note(f"an aggregator is starting (process {process}) ...")
+        until(lambda: not starting(home), START_S)
     address = InviteAddress.read(aggregator_home(home).root)
     with opened(home, read_only=False) as store:
 
@@ -283,6 +286,7 @@ def forget(
     console.note("backups, logs, exported files and models still have what they had: delete what you may not keep")
 
 
+START_S = 60.0  # of an aggregator
 CONFIRMED_S = 5.0
 
 

@@ -87,6 +87,17 @@ def test_what_people_and_devices_did_to_the_registry_is_reported_once(store: Sto
     assert lines[1:] == ["lab-01 is a new name: it was pi-01 before"]
 
 
+def test_the_cause_is_reported_before_a_device_is_online_or_offline(store: Store):
+    lines: list[str] = []
+    reporter = Reporter(store, lines.append)
+    store.roster.add("pi-01", b"key of pi-01", "manual")
+    reporter.event("", DeviceOnline(1.0, "pi-01"))
+    store.revoke_device("pi-01", "ann", "", lambda: False)
+    reporter.event("", DeviceOffline(1.0, "pi-01", "revoked", 0.0))
+    reporter.actions()
+    assert lines == ["pi-01 is known now", "pi-01 is online", "pi-01 is revoked by ann", "pi-01 is offline: revoked"]
+
+
 def test_the_kinds_that_a_sampled_run_shows_are_those_of_which_something_is_left():
     def some(kind: type[Event]) -> Event:
         event = object.__new__(kind)

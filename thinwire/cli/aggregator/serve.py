@@ -69,7 +69,7 @@ class Reporter:
     """
 
     def __init__(self, store: Store, say: Callable[[str], None]) -> None:
-        self._store, self._say = store, say
+        self._store, self._say, self._acting = store, say, threading.Lock()
         self._faults = set[tuple[str, str, str, str]]()
         self._sampled: dict[str, bool] = {}
         self._statuses: dict[str, str] = {}
@@ -77,18 +77,21 @@ class Reporter:
 
     def event(self, run_id: str, event: Event) -> None:
         """Report an event of a run, or with an empty `run_id` of a device, if an operator may have to know it."""
+        if isinstance(event, DeviceOnline | DeviceOffline):
+            self.actions()  # first what is the cause: a device is new, or a person revoked it
         for line in self._lines(run_id, event):
             self._say(f"{run_id}: {line}" if run_id else line)
 
     def actions(self) -> None:
         """Report what people and devices did to the registry of devices since the last call."""
-        found = [one for one in self._store.audit.actions(limit=MAX_ACTIONS) if one.at > self._acted_at]
-        for one in reversed(found):
-            self._acted_at = one.at
-            if (said := ACTIONS.get(one.what)) is not None:
-                waits = one.what == "enrol" and one.detail.endswith("pending")
-                more = f": thinwire devices approve {one.device}" if waits else ""
-                self._say(said.format(device=one.device, who=one.who, detail=one.detail) + more)
+        with self._acting:
+            found = [one for one in self._store.audit.actions(limit=MAX_ACTIONS) if one.at > self._acted_at]
+            for one in reversed(found):
+                self._acted_at = one.at
+                if (said := ACTIONS.get(one.what)) is not None:
+                    waits = one.what == "enrol" and one.detail.endswith("pending")
+                    more = f": thinwire devices approve {one.device}" if waits else ""
+                    self._say(said.format(device=one.device, who=one.who, detail=one.detail) + more)
 
     def _lines(self, run_id: str, event: Event) -> Iterator[str]:
         from thinwire.reports.reason_text import sentence

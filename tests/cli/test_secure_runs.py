@@ -63,7 +63,8 @@ def test_a_round_that_was_not_opened_is_refused(thinwire, home, store):
     four_rounds(store)
     refused = thinwire("runs", "show", "--round", 9, "--home", home)
     assert refused.code != 0
-    assert "digits-1 has no round 9" in refused.err
+    assert refused.err.startswith("error: digits-1 has no round 9\nwhy:   it has opened 4\n")
+    assert refused.err.endswith("try:   thinwire runs show digits-1 --round 4 --home " + f"{home}\n")
 
 
 def test_the_document_has_phases_sums_and_the_protection_and_no_time_of_a_device(thinwire, home, store):

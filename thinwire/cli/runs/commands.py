@@ -48,7 +48,7 @@ def show(
     home: Home = None,
 ) -> None:
     """Show one run, round by round; with secure aggregation also the phases of its last round."""
-    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.cli.local_state import again, end_abandoned, opened
     from thinwire.cli.runs.render import run_document
     from thinwire.core.errors import NotFound
     from thinwire.store.explaining import explain_run, in_all, totals_of
@@ -61,7 +61,10 @@ def show(
         row = store.run(run_id)
         last, _ = store.round_count(row.run_id)
         if number is not None and number > last:
-            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {last}")
+            raise NotFound(
+                f"{row.run_id} has no round {number}", why=f"it has opened {last}",
+                hint=again(f"runs show {row.run_id}" + (f" --round {last}" if last else ""), home),
+            )  # fmt: skip
         if json:
             more = explanations_document(store.explanations(row.run_id, number or 1, number)) if why else {}
             console.document(run_document(store, row.run_id, number) | more)

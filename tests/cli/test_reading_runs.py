@@ -24,6 +24,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateAggregated,
 )
+from thinwire.core.formatting import Reason
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import MeasureRow, Store
 
@@ -160,6 +161,19 @@ def test_what_a_run_has_to_say_stands_below_its_name(thinwire, home):
     assert thinwire("runs", "show", "toy", "--json", "--home", home).document["notes"] == [
         "fewer devices than the buffer holds"
     ]
+
+
+def test_bytes_that_evaluated_the_model_of_an_end_are_in_no_round(thinwire, home):
+    run_id = told(home)
+    extended = Reason("extended", {"who": "ann", "was": 1, "rounds": 2, "first": 2})
+    for event, models in (
+        (replace(evaluated(2), payload_bytes=12), "the last model"),
+        (RunNoted(T, [extended]), "the last model, once at each end of the run"),
+    ):
+        with Store.open(AggregatorHome.under(home).database) as store:
+            store.record(run_id, [event])
+        shown = thinwire("runs", "show", "toy", "--home", home).out
+        assert f"        12 B of it evaluated {models}, and is in no round\n" in shown
 
 
 def test_how_a_round_was_drawn_is_said(thinwire, home):

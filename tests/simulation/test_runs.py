@@ -17,7 +17,7 @@ from torch import nn
 from tests.support.fork_server import run_forked
 from tests.support.processes import environment
 from tests.support.small_task import cross_entropy, local_of, normed, plan_of, task_of
-from thinwire.client import ClientInfo
+from thinwire.client import ClientInfo, own_part
 from thinwire.client.train import module as tensors
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
@@ -55,6 +55,16 @@ def test_one_round_of_one_client_is_plain_torch(tmp_path: Path) -> None:
     TorchTrainer(task, local_of(plan)).train(module, split.train, Work(7, 8), key)
     np.testing.assert_allclose(ours, tensors.read(module, places), rtol=1e-5, atol=1e-6)
     assert made.version == 1
+
+
+def test_data_that_do_not_divide_among_so_many_clients_fail_before_the_run_begins(tmp_path: Path) -> None:
+    task = task_of(data=lambda client: own_part(list(range(10)), client))
+    plan = plan_of("steps = 7", run=ROUNDS)
+    with pytest.raises(TaskError, match="10 examples are too few for 6 clients") as raised:
+        run(tmp_path, task, plan, clients=6)
+    assert (raised.value.why, raised.value.hint) == ("each needs at least 2", "--clients 5")
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        assert store.runs() == []
 
 
 @pytest.mark.parametrize("codec", ["topk(0.2) > int8 > rice", "sign", "qsgd(4)"])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.aggregation import Reduction, ServerOptimizer, codecs, optimizers, reductions
-from thinwire.client.errors import recalled
+from thinwire.client.errors import named, recalled
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
@@ -31,7 +31,7 @@ from thinwire.client.task import (
     require_own_loop,
 )
 from thinwire.client.task_check import metrics_of
-from thinwire.client.train.errors import note_signals
+from thinwire.client.train.errors import BadSplit, note_signals, task_code
 from thinwire.client.train.module import build, keep_generators
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import PlanError, TaskError, TooFewClients, UsageError
@@ -216,6 +216,7 @@ def run_sim(
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="thinwire-clients-")))
         crowd = ClientPopulation(temporary, client, clients, debug, tuple(step_s))
         require_enough(plan, crowd)
+        require_data(task, crowd)
         require_metrics(plan, task, crowd)
         made = first or initial_model(task, plan.run.seed, plan.local.personal_layers)
         about = {
@@ -291,6 +292,20 @@ def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
             why=said,
             hint=f"--clients {least}, or {other}" if least > crowd.count else f"more --clients, or {other}",
         )
+
+
+def require_data(task: LoadedTask, crowd: ClientPopulation) -> None:
+    """Raise `TaskError` if the task's data do not divide among so many clients, because then each of them fails.
+
+    Any other error of the task's code is a failure of the client that runs it.
+    """
+    try:
+        with keep_generators(), task_code():
+            task.module.data(crowd.place(0))
+    except BadSplit as wrong:
+        raise named(wrong) from wrong
+    except Exception:
+        return
 
 
 def require_metrics(plan: RunPlan, task: LoadedTask, crowd: ClientPopulation) -> None:

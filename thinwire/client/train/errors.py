@@ -152,6 +152,10 @@ class BadTask(Wrong):
     """Raised if the task's code fails to import, or returns a value that a task may not return."""
 
 
+class BadSplit(BadTask):
+    """Raised if a task's data do not divide among so many clients; then no client has data."""
+
+
 class BadUsage(Wrong):
     """Raised for an invalid option: a split, a device."""
 

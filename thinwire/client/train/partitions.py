@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .errors import BadTask, BadUsage
+from .errors import BadSplit, BadTask, BadUsage
 from .layout import Key, derive, seed63
 from .protocol import ClientInfo
 
@@ -84,7 +84,7 @@ class DirichletPartitioner:
 class NaturalIdPartitioner:
     """Distributes whole groups of one value; nothing is drawn.
 
-    More parts than values, or a part smaller than `FEWEST`, raises BadTask.
+    More parts than values, or a part smaller than `FEWEST`, raises BadSplit.
     """
 
     key: str
@@ -99,7 +99,7 @@ class NaturalIdPartitioner:
         values, group, sizes = np.unique(keyed[self.key], return_inverse=True, return_counts=True)
         if len(values) < count:
             why = "a group is never cut in two"
-            raise BadTask(
+            raise BadSplit(
                 f"{len(values)} values of {self.key} for {count} clients", why=why, hint=f"--clients {len(values)}"
             )
         held, owner = np.zeros(count, np.int64), np.zeros(len(values), np.int64)
@@ -108,7 +108,7 @@ class NaturalIdPartitioner:
             held[owner[value]] += sizes[value]
         if held.min() < FEWEST:
             why = f"a client needs at least {FEWEST}"
-            raise BadTask(f"a value of {self.key} has {held.min()} example", why=why, hint="fewer --clients")
+            raise BadSplit(f"a value of {self.key} has {held.min()} example", why=why, hint="fewer --clients")
         return [np.flatnonzero(owner[group] == part).astype(np.int64) for part in range(count)]
 
 
@@ -122,7 +122,7 @@ class ShardPartitioner:
         """Return parts of `each` shards."""
         labels = _first(keyed)
         if len(labels) < FEWEST * self.each * count:
-            raise BadTask(
+            raise BadSplit(
                 f"{len(labels)} examples are too few for {self.each * count} shards",
                 why=f"each has at least {FEWEST}",
                 hint=f"shards({max(1, len(labels) // (FEWEST * count))})",
@@ -165,7 +165,7 @@ def partition(labels: Labels | Mapping[str, Labels], count: int, split: str, see
     if count < 1:
         raise BadUsage(f"{count} parts is not valid", hint="--clients 8")
     if size < FEWEST * count:
-        raise BadTask(
+        raise BadSplit(
             f"{size} examples are too few for {count} clients",
             why=f"each needs at least {FEWEST}",
             hint=f"--clients {max(1, size // FEWEST)}",

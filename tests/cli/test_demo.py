@@ -8,19 +8,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
+from tests.support.cli_story import round_events
 from tests.support.fork_server import Forked, run_forked
 from tests.support.processes import environment
 from thinwire.aggregation import codecs
 from thinwire.cli.demo.commands import folder, has_desktop, kind_of, plan_of
-from thinwire.cli.demo.processes import roles
+from thinwire.cli.demo.processes import Disturbance, roles
 from thinwire.cli.demo.report import activation, sentences, spent_sentence, time_lines
 from thinwire.core.errors import ThinwireError, UsageError
+from thinwire.core.events import UpdateAccepted
 from thinwire.core.plan_values import SecureSection
 from thinwire.core.secure_numbers import protects
 from thinwire.privacy.noise_plan import noise_plan
@@ -51,6 +55,21 @@ def test_a_browser_opens_only_on_a_desktop(monkeypatch, platform, variable, expe
     if variable:
         monkeypatch.setenv(variable, ":0")
     assert has_desktop() is expected
+
+
+@pytest.mark.parametrize(
+    ("device", "line"), [("client-2", []), ("client-1", ["       client-2 was not back yet when the run ended"])]
+)
+def test_it_says_if_the_killed_client_did_not_reply_again(device, line):
+    done = list[str]()
+    disturbance = Disturbance("client-2", 3, done.append, done.append)
+    assert disturbance.end() == []
+    (_, opened, accepted, *_) = round_events("toy-1", 3)
+    assert isinstance(accepted, UpdateAccepted)
+    disturbance.hear(opened)
+    assert disturbance.look(time.monotonic() + 9) == ["       client-2 is started again"]
+    disturbance.hear(replace(accepted, device=device))
+    assert (done, disturbance.end()) == (["client-2", "client-2"], line)
 
 
 def test_it_runs_by_itself_and_prints_one_document(place):

@@ -187,6 +187,8 @@ def _run(
                 _all_alive(crowd)
                 update(f"{run_id}: {teller.now}")
                 time.sleep(STATUS_READ_S)
+            for line in disturbance.end():
+                tell(line)
             tell(f"{run_id} {teller.status}: {teller.text}")
     return run_id, teller.exit_code
 

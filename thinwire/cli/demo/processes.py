@@ -137,12 +137,18 @@ class Disturbance:
     kill: Callable[[str], None]
     start: Callable[[str], None]
     killed_at: float | None = None
-    back: bool = False
+    back: bool = False  # it was started again
+    replied: bool = False  # since then
 
     def hear(self, event: Event) -> list[str]:
         """Handle an event of the run and return the lines to print; the opening of round `at` kills the victim."""
-        from thinwire.core.events import RoundOpened
+        from thinwire.core.events import ClientReconnected, RoundOpened, UpdateAccepted
+        from thinwire.core.run_events import PhaseClosed
 
+        if self.back:
+            came = isinstance(event, ClientReconnected | UpdateAccepted) and event.device == self.victim
+            came = came or (isinstance(event, PhaseClosed) and self.victim in event.received)
+            self.replied = self.replied or came
         if not isinstance(event, RoundOpened) or event.round != self.at or self.killed_at is not None:
             return []
         self.kill(self.victim)
@@ -156,3 +162,9 @@ class Disturbance:
         self.back = True
         self.start(self.victim)
         return [f"       {self.victim} is started again"]
+
+    def end(self) -> list[str]:
+        """Return the lines to print when the run has ended: quick rounds may be over before the victim has started."""
+        if self.killed_at is None or self.replied:
+            return []
+        return [f"       {self.victim} was not back yet when the run ended"]

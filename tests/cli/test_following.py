@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.cli_story import T, told
+from thinwire.cli.aggregator.serve import left_address
 from thinwire.cli.console import moment
-from thinwire.cli.local_state import absent, alive, way_back
+from thinwire.cli.local_state import StartOptions, absent, alive, way_back
 from thinwire.cli.runs import progress
 from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import Unreachable
@@ -100,10 +101,22 @@ def test_while_a_new_one_starts_the_absence_is_the_same_and_nobody_is_told_to_st
         assert comes in thinwire("runs", "list", "--home", home).err
         assert thinwire("devices", "list", "--home", home).err == f"{gone}: nobody can tell who is online; {comes}\n"
         refused = thinwire("aggregator", "status", "--home", home)
-        assert (refused.code, "try again in a moment" in refused.err) == (4, True)
+        assert (refused.code, "the same command in a moment" in refused.err) == (4, True)
         assert progress.follow(store, run_id, home) == 0
     assert said.shown == [f"toy-1: {gone}"]
     assert f"{gone}; the run goes on when one does: {comes}" in said.told
+
+
+def test_an_aggregator_is_started_again_with_the_addresses_that_its_devices_know(thinwire, home):
+    told(home, "running")
+    place, options = AggregatorHome.under(home).root, StartOptions({"listen": "0.0.0.0:9090", "san": ["agg one"]})
+    assert left_address(place, StartOptions(), home) == ""
+    options.save(place)
+    again = f"thinwire aggregator start --listen 0.0.0.0:9090 --san 'agg one' --home {home}"
+    assert again in thinwire("runs", "list", "--home", home).err
+    assert again in thinwire("aggregator", "status", "--home", home).err
+    assert left_address(place, StartOptions(), home).endswith(f"which its devices know: {again}")
+    assert left_address(place, StartOptions({"listen": "0.0.0.0:9091"}), home) == ""
 
 
 def test_an_absence_began_when_the_last_one_that_served_ended_however_often_one_starts(

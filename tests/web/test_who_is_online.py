@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.support.filled_fleet import a_fleet
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import showing
 from thinwire.core.clock import HEARD, write_heard
+from thinwire.core.last_start import START_FILE
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
 
@@ -42,6 +44,7 @@ def test_pages_say_who_was_heard_when_and_nothing_of_a_dead_aggregator(
     twelve_rounds(store)
     a_fleet(store, time.time() - 900)
     online = [info.row.name for info in store.devices() if info.online]
+    (place.root / START_FILE).write_text(json.dumps({"options": {"listen": "0.0.0.0:9090"}, "folder": "/"}))
     with showing(store.url, place.lock) as shown:
         page = look(shown.url, "devices")
         write_heard(place.lock.with_name(HEARD), dict.fromkeys(online, time.time() - 187))
@@ -61,7 +64,7 @@ def test_pages_say_who_was_heard_when_and_nothing_of_a_dead_aggregator(
         expect(gone.get_by_role("alert")).to_contain_text("gone")
         expect(gone.locator("main")).to_contain_text("unknown, aggregator offline")
         assert " online" not in gone.locator("main").inner_text().replace("who is online is unknown", "")
-        command = f"thinwire aggregator start --home {shlex.quote(str(place.root.parent))}"
+        command = f"thinwire aggregator start --listen 0.0.0.0:9090 --home {shlex.quote(str(place.root.parent))}"
         expect(gone.get_by_role("alert")).to_contain_text(command)
 
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from thinwire.core.last_start import START_FILE, option_words, same_start
+
 if TYPE_CHECKING:
     from thinwire.core.statedir import AggregatorHome
     from thinwire.store import Store
@@ -157,7 +159,14 @@ def absent(home: Path | None) -> str:
 def way_back(home: Path | None) -> str:
     """Return what brings an aggregator back: the start command, or a note that one is starting."""
     process = starting(home)
-    return f"one is starting (process {process})" if process else again("aggregator start", home)
+    return f"one is starting (process {process})" if process else start_again(home)
+
+
+def start_again(home: Path | None) -> str:
+    """Return the command that starts the aggregator as it was started last, with the same addresses."""
+    from thinwire.core.statedir import AggregatorHome, find_home
+
+    return again(same_start(AggregatorHome(find_home(home) / "aggregator").root), home)
 
 
 def require_alive(home: Path | None) -> dict[str, Any]:
@@ -169,12 +178,14 @@ def require_alive(home: Path | None) -> dict[str, Any]:
         return found
     if process := starting(home):
         raise Unreachable(
-            "no aggregator is running yet", why=f"process {process} is starting one", hint="try again in a moment"
+            "no aggregator is running yet",
+            why=f"process {process} is starting one",
+            hint="the same command in a moment",
         )
     raise Unreachable(
         "no aggregator is running",
         why=f"no process has locked {find_home(home) / 'aggregator'}",
-        hint=f"{again('aggregator start', home)}    (in another terminal)",
+        hint=f"{start_again(home)}    (in another terminal)",
     )
 
 
@@ -312,7 +323,6 @@ def joined_url(folder: Path) -> str | None:
         return None
 
 
-FILE = "start.json"
 NOT_KEPT = ("background", "once", "home")  # options of a start by hand, and the directory in which the file lies
 
 
@@ -327,17 +337,8 @@ class StartOptions:
     folder: Path = field(default_factory=Path.cwd)
 
     def words(self) -> tuple[str, ...]:
-        """Return the options as command-line words.
-
-        >>> StartOptions({"task": ["a=x.py", "b=y.py"], "threads": 2, "no_dashboard": True}).words()
-        ('--task', 'a=x.py', '--task', 'b=y.py', '--threads', '2', '--no-dashboard')
-        """
-        found: list[str] = []
-        for name, value in self.options.items():
-            option = f"--{name.replace('_', '-')}"
-            for one in value if isinstance(value, list | tuple) else [value]:
-                found += [option] if one is True else [option, str(one)]
-        return tuple(found)
+        """Return the options as command-line words."""
+        return option_words(self.options)
 
     def path(self, name: str) -> Path | None:
         """Return the path of one option, relative to the folder of the start; None if the option is absent."""
@@ -352,13 +353,13 @@ class StartOptions:
         from thinwire.core.statedir import write_atomically
 
         saved = {"options": self.without(*NOT_KEPT).options, "folder": str(self.folder)}
-        write_atomically(place / FILE, json.dumps(saved).encode())
+        write_atomically(place / START_FILE, json.dumps(saved).encode())
 
     @classmethod
     def load(cls, place: Path) -> StartOptions | None:
         """Return the options of the last start in `place`; None if there was none or the file is damaged."""
         try:
-            saved = json.loads((place / FILE).read_bytes())
+            saved = json.loads((place / START_FILE).read_bytes())
             return cls(dict(saved["options"]), Path(saved["folder"]))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None

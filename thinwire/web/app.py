@@ -90,7 +90,8 @@ def run_page(request: Request, settings: SettingsDep, run_id: RunId) -> Response
 def _shell(request: Request, depth: int, settings: Settings, first: str = "") -> Response:
     """Return the HTML with the status as it is now: its script reads again only what changes after it."""
     files = script(STATIC).name, styles(STATIC).name
-    return shell(visitor(request).person, depth, settings.home_option, *files, request.app.state.live.told(), first)
+    home, news = settings.home_option, request.app.state.live.told()
+    return shell(visitor(request).person, depth, home, settings.start_command, *files, news, first)
 
 
 class Compression(GZipMiddleware):

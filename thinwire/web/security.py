@@ -265,12 +265,13 @@ def static_text(name: str) -> str:
 
 
 def shell(
-    person: Person, depth: int, home: str, script: str, style: str, news: Mapping[str, Any], first: str = ""
+    person: Person, depth: int, home: str, start: str, script: str, style: str, news: Mapping[str, Any], first: str = ""
 ) -> HTMLResponse:  # fmt: skip
     """Return the dashboard's HTML frame for a person, `depth` folders below the root; `script` fills it.
 
-    `home` is the option for shown commands, `news` the first message of the live stream, `first` the address under the
-    API that the script reads first. Addresses are relative, so that any prefix works.
+    `home` is the option for shown commands, `start` the command that starts the aggregator again, `news` the first
+    message of the live stream, `first` the address under the API that the script reads first. Addresses are relative,
+    so that any prefix works.
     """
     begun = f'<link rel="preload" as="fetch" crossorigin href="{{{{root}}}}/api/v1/{html.escape(first)}">' * bool(first)
     text = static_text("page.html").replace("{{first}}", begun).replace("{{root}}", ".." if depth else ".")
@@ -279,5 +280,5 @@ def shell(
     for name, words in (("roles", ROLES), ("statuses", get_args(RunStatus)), ("ended", ENDED)):
         text = text.replace(f"{{{{{name}}}}}", " ".join(words))
     text = text.replace("{{drops}}", html.escape(json.dumps(DROP_TEXTS)))
-    text = text.replace("{{home}}", html.escape(home))
+    text = text.replace("{{home}}", html.escape(home)).replace("{{start}}", html.escape(start))
     return HTMLResponse(text.replace("{{news}}", html.escape(json.dumps(news))))

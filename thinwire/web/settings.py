@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from thinwire.core.clock import is_starting
 from thinwire.core.errors import UsageError
+from thinwire.core.last_start import same_start
 from thinwire.core.net import host_port, is_loopback
 from thinwire.core.statedir import AggregatorHome, default_home, living_holder
 
@@ -53,6 +54,12 @@ class Settings:
         if self.lock is None or (home := self.lock.absolute().parent.parent) == default_home():
             return ""
         return f" --home {shlex.quote(str(home))}"
+
+    @property
+    def start_command(self) -> str:
+        """Return the command that starts the aggregator as it was started last, with the same addresses."""
+        typed = "aggregator start" if self.lock is None else same_start(self.lock.parent)
+        return f"thinwire {typed}{self.home_option}"
 
 
 def listen_address(text: str, tls: bool = False) -> tuple[str, int]:

@@ -41,6 +41,7 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.formatting import counted, duration
+from thinwire.core.last_start import read_options, same_start
 from thinwire.core.log_file import MAX_LOG_BYTES, Logbook, bounded_log
 from thinwire.core.run_events import DeletionPostponed, is_sampled, without_sample
 from thinwire.core.signals import ended_by_signals, until
@@ -230,8 +231,12 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             "control_address": guests.control_address if guests else None,
             "certificate": str(wanted.certificates.certificate.absolute()) if wanted.certificates.certificate else None,
         }  # fmt: skip
-        StartOptions.of_this_command().save(place.root)
+        options = StartOptions.of_this_command()
+        left = left_address(place.root, options, home)
+        options.save(place.root)
         _greet(store, about, home)
+        if left:
+            console.note(left)
         write_about(lock, about)  # from here on other processes find this aggregator; everything was printed before
         log = Logbook(place.root, console.note, file_name=AGGREGATOR_LOG)
         log(f"thinwire {__version__}, process {os.getpid()}, serves devices at {fleet.address}")
@@ -308,6 +313,13 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
                 "or give this one a folder of its own: --home FOLDER",
             ) from None
         yield descriptor
+
+
+def left_address(place: Path, options: StartOptions, home: Path | None) -> str:
+    """Return a sentence if the last start had an address for devices and this one has the default; else ""."""
+    if "listen" in options.options or "listen" not in read_options(place):
+        return ""
+    return f"the last start had another address, which its devices know: {again(same_start(place), home)}"
 
 
 def login_url(url: str, code: str, page: str = "") -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli.doctor.checks import Finding, found, kernels, private, room, unseen
-from thinwire.cli.local_state import again, has_database
+from thinwire.cli.local_state import has_database, start_again
 from thinwire.core import formatting
 from thinwire.core.statedir import AggregatorHome
 
@@ -52,7 +52,7 @@ def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None)
 def _service(about: dict[str, Any] | None, typed: Path | None) -> Finding:
     """Return the finding on the process of the aggregator."""
     if about is None:
-        return Finding("service", False, "no aggregator is running here", again("aggregator start", typed))
+        return Finding("service", False, "no aggregator is running here", start_again(typed))
     return Finding("service", True, f"process {about['pid']}, version {about.get('version')}")
 
 

@@ -204,7 +204,7 @@ def extend(
 
     Devices begin with residual 0; the schedule of the learning rate keeps its number of rounds unless --set.
     """
-    from thinwire.cli.local_state import again, aggregator_home, alive, end_abandoned, opened
+    from thinwire.cli.local_state import aggregator_home, alive, end_abandoned, opened, start_again
     from thinwire.core.formatting import counted
     from thinwire.server.run_extension import extend_run
 
@@ -227,7 +227,7 @@ def extend(
         console.line(f"{row.run_id} is queued for {counted(rounds, 'more round')}, to {row.rounds_total} in all")
         console.note("its devices begin with residual 0")
         if alive(home) is None:
-            console.note(f"no aggregator is running: {again('aggregator start', home)}")
+            console.note(f"no aggregator is running: {start_again(home)}")
 
 
 def carried_out(

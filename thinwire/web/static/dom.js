@@ -10,6 +10,7 @@ const said = document.documentElement.dataset; // by the server, in page.html
 export const root = said.root;
 /** What ends a command that is typed on the aggregator's machine: " --home FOLDER" where it would look elsewhere. */
 export const home = said.home;
+export const start = said.start;
 export const link = (path) => `${root}/${path}`;
 
 /** Who is logged in, with the role that says what is shown as a button; the server refuses the rest anyway. */

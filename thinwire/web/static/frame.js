@@ -1,7 +1,7 @@
 // What stands around every page: name, the aggregator's state, the theme.
 import { leave } from "./api.js";
 import { Confirming } from "./confirm.js";
-import { home, html, link, role, user, useState } from "./dom.js";
+import { html, link, role, start, user, useState } from "./dom.js";
 import { clock, when } from "./format.js";
 import { serverNow } from "./live.js";
 import { Command, Icon } from "./parts.js";
@@ -85,7 +85,7 @@ export const Gone = ({ news, matters }) => {
       <div>
         <strong>${news.reached ? `The aggregator is not running${news.down_since ? ` since ${when(news.down_since, serverNow())}` : ""}.` : "The aggregator is gone, and this page's server with it."}</strong>
         <p>Nothing is lost: runs go on where they were when it is started again.${since} This page comes back by itself.</p>
-        <${Command} text=${`thinwire aggregator start${home}`} />
+        <${Command} text=${start} />
       </div>
     </div>`;
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from tests.support.small_task import normed, plan_of, task_of
 from thinwire import simulate
 from thinwire.client import ClientInfo
-from thinwire.core.errors import NotFound
+from thinwire.core.errors import NotFound, UsageError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.simulation import RunFailed
 from thinwire.simulation.history import Progress
@@ -84,6 +85,19 @@ def test_a_run_that_fails_raises_its_reason_and_keeps_its_history() -> None:
     assert error.exit_code == 6
     assert "ValueError at test_history.py" in error.why and "a label" not in error.text()
     assert error.history.rounds[0].reason == "too-few"
+    assert error.__notes__ == [f"try: {error.hint}"]
+
+
+def test_a_cell_that_ends_in_a_history_shows_one_line() -> None:
+    history = simulate(task_of(), PLAN, clients=2)
+    loss = history.metrics["loss"]
+    assert re.fullmatch(rf"<History of small-1: done, 3 rounds, .*loss {loss:.4g}>", repr(history))
+
+
+def test_the_name_of_a_reduction_belongs_into_the_plan() -> None:
+    with pytest.raises(UsageError, match="'median' is a text") as raised:
+        simulate(task_of(), PLAN, clients=2, reduce="median")  # type: ignore[arg-type]
+    assert raised.value.hint == '[server] reduce or optimizer = "median" in the plan'
 
 
 def test_a_history_without_a_model_says_why() -> None:

@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from thinwire.core.errors import CodecError
+from thinwire.core.errors import CodecError, UsageError
 
 T = TypeVar("T")
 
@@ -114,7 +114,14 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @contextlib.contextmanager
     def lent(self, given: Any, thing: T) -> Iterator[str]:
-        """Yield the place, `object:NAME` after what was `given`, under which `find` returns a thing for a while."""
+        """Yield the place, `object:NAME` after what was `given`, under which `find` returns a thing for a while.
+
+        Raise `UsageError` for a text: the plan names a thing that is registered.
+        """
+        if isinstance(given, str):
+            why = "only an object or a class of this process is given beside the plan"
+            hint = f'[server] reduce or optimizer = "{given}" in the plan'
+            raise UsageError(f"{given!r} is a text", why=why, hint=hint)
         name = f"object:{getattr(given, '__name__', type(given).__name__)}"
         self._placed[name] = thing
         try:

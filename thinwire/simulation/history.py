@@ -55,6 +55,11 @@ class History:
         )
         return cls(run, store.rounds(run_id), failures, store.updates(run_id), model, made)
 
+    def __repr__(self) -> str:
+        """Return one line: a notebook shows it for a cell that ends in a history."""
+        values = "".join(f", {name} {value:.4g}" for name, value in sorted(self.metrics.items()))
+        return f"<History of {self.run.run_id}: {self.run.status}, {self.run.status_text}{values}>"
+
     @property
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the last model, pooled over the clients' test splits."""
@@ -150,6 +155,7 @@ class RunFailed(ThinwireError):
         hint = "error.history has its rounds; simulate(..., debug=True) raises an error of the task where it happens"
         super().__init__(f"the run {run.run_id} failed: {run.status_text}", "\n".join(history.failures[:3]), hint)
         self.history, self.exit_code = history, run.exit_code
+        self.add_note(f"try: {hint}")  # a notebook shows the traceback
 
 
 @dataclass

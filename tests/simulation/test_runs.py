@@ -24,7 +24,7 @@ from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Work
 from thinwire.client.train.trainer import TorchTrainer
 from thinwire.core import RunPlan
-from thinwire.core.errors import TaskError, TooFewClients
+from thinwire.core.errors import TaskError, TooFewClients, UsageError
 from thinwire.core.events import ModelStored
 from thinwire.core.layout import Layout
 from thinwire.core.statedir import AggregatorHome
@@ -65,6 +65,12 @@ def test_data_that_do_not_divide_among_so_many_clients_fail_before_the_run_begin
     assert (raised.value.why, raised.value.hint) == ("each needs at least 2", "--clients 5")
     with Store.open(AggregatorHome.under(tmp_path).database) as store:
         assert store.runs() == []
+
+
+def test_a_key_that_the_task_does_not_give_is_refused_before_the_run_begins(tmp_path: Path) -> None:
+    task = task_of(data=lambda client: own_part(list(range(10)), client))
+    with pytest.raises(UsageError, match="no key 'writer' to cut by"):
+        simulate(task, plan_of("steps = 7", run=ROUNDS), clients=2, split="by(writer)")
 
 
 @pytest.mark.parametrize("codec", ["topk(0.2) > int8 > rice", "sign", "qsgd(4)"])

@@ -31,7 +31,7 @@ from thinwire.client.task import (
     require_own_loop,
 )
 from thinwire.client.task_check import metrics_of
-from thinwire.client.train.errors import BadSplit, note_signals, task_code
+from thinwire.client.train.errors import BadSplit, BadUsage, note_signals, task_code
 from thinwire.client.train.module import build, keep_generators
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import PlanError, TaskError, TooFewClients, UsageError
@@ -295,14 +295,14 @@ def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
 
 
 def require_data(task: LoadedTask, crowd: ClientPopulation) -> None:
-    """Raise `TaskError` if the task's data do not divide among so many clients, because then each of them fails.
+    """Raise the error of a split that the task's data do not allow, because then each client fails.
 
     Any other error of the task's code is a failure of the client that runs it.
     """
     try:
         with keep_generators(), task_code():
             task.module.data(crowd.place(0))
-    except BadSplit as wrong:
+    except (BadSplit, BadUsage) as wrong:
         raise named(wrong) from wrong
     except Exception:
         return

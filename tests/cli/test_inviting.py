@@ -156,4 +156,5 @@ def test_a_certificate_of_ones_own_is_named_by_the_system_in_the_invitation(thin
 def test_an_invitation_that_cannot_be_understood_is_2(thinwire, home, store, api, words):
     said = thinwire("devices", "invite", *words, "--home", home)
     assert (said.code, said.out) == (2, "")
+    assert words != ["--expires", "soon"] or "why:   it reads a number and s, m, h or d\n" in said.err
     assert store.invitations.all() == []

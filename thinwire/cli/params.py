@@ -196,5 +196,6 @@ def parse_duration(text: str, option: str) -> float:
     from thinwire.core.errors import UsageError
 
     if (found := _TEXT.fullmatch(text.strip().lower())) is None:
-        raise UsageError(f"{option} {text!r} is not a duration", hint=f"{option} 24h, or 90s, 15m, 7d")
+        why = "it reads a number and s, m, h or d"
+        raise UsageError(f"{option} {text!r} is not a duration", why=why, hint=f"{option} 24h, or 90s, 15m, 7d")
     return float(found[1]) * UNITS[found[2]]

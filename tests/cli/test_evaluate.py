@@ -72,6 +72,8 @@ def test_it_leaves_the_evaluation_of_each_version_for_the_service(thinwire, tmp_
     assert found.metrics == pytest.approx({"loss": 0.6931, "sick_auc": 0.5, "sick_f1": 2 / 3}, abs=1e-3), "of zeros"
     assert evaluated_until(one.store, one.run_id) == 0
     assert one.store.commands.pending() == []
+    again = thinwire("aggregator", "evaluate", "--task", task, "--once", "--home", tmp_path / "home")
+    assert (again.code, again.out, "no version of a run of toy is due" in again.err) == (0, "", True)
 
 
 def test_a_run_that_wants_no_holdout_evaluation_or_has_another_task_is_refused(thinwire, tmp_path: Path) -> None:

@@ -54,10 +54,14 @@ def evaluate(
             client = ClientInfo(data=data.absolute() if data else None, device=device)
             following = Following(store, where, executor, client)
             only = required(store.run(run_id), executor.name).run_id if run_id else ""
+            made = False
             while True:
                 look()
                 found = following.step(only)
+                made = made or found
                 if not found and (once or (only and store.run(only).status in ENDED)):
+                    if not made:
+                        console.note(f"no version of a run of {executor.name} is due")
                     return
                 if not found:
                     worker.rest()

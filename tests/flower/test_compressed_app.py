@@ -323,6 +323,7 @@ def test_a_strategy_s_own_start_and_attributes_stay() -> None:
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: wrap(LegacyFedAvg()), "no strategy of Flower's message API"),  # type: ignore[arg-type]
+    (lambda: wrap(FedAvg), "FedAvg is a class"),  # type: ignore[arg-type]
     (lambda: wrap(FedXgbBagging()), "sends trees"),
     (
         lambda: wrap(DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 2)),

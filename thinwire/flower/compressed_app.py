@@ -327,6 +327,9 @@ def require_message_strategy(strategy: Any) -> None:
     if isinstance(inner := getattr(strategy, "strategy", None), Strategy):  # of Flower's wrappers for privacy
         require_message_strategy(inner)
     name = type(strategy).__name__
+    if isinstance(strategy, type):
+        called = strategy.__name__
+        raise UsageError(f"{called} is a class", why="wrap() takes a strategy", hint=f"wrap({called}(), ...)")
     if not isinstance(strategy, Strategy):
         legacy = any(kind.__module__.startswith("flwr.server.strategy") for kind in type(strategy).__mro__)
         raise UsageError(

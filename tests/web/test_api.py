@@ -52,6 +52,14 @@ def test_a_program_gets_a_problem_document_there(page: TestClient, path: str, ac
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
 
 
+@pytest.mark.parametrize("path", ["runs/none", "devices/none"])
+def test_what_is_not_there_is_refused_with_something_to_try(page: TestClient, path: str):
+    answer = page.get(f"/api/v1/{path}")
+    assert answer.status_code == 404
+    assert answer.json()["why"]
+    assert answer.json()["try"]
+
+
 def test_runs_come_newest_first_each_with_its_state_in_a_sentence(page: TestClient, told: Told):
     waiting = new_run(told.store)
     waiting.status("waiting", "waiting: 3 of 8 devices (missing pi-04; pi-07 has no task 'ecg')")

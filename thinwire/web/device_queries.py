@@ -155,7 +155,9 @@ class Devices:
 
 
 def _nobody(name: str) -> NotFound:
-    return NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed")
+    return NotFound(
+        f"no device {name}", why="nobody of that name has come, or it was renamed", hint="thinwire devices list"
+    )
 
 
 def _device(info: DeviceInfo, shared: SharedReads) -> dict[str, Any]:

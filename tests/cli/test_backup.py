@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.cli_story import told
-from thinwire.cli.local_state import StartOptions
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import AggregatorHome, hold
 
 

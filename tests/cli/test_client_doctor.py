@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.transport_doubles import place
 from thinwire.cli.doctor.client import _disk, _policy
-from thinwire.cli.local_state import StartOptions
 from thinwire.core.clock import RealClock
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import client_home, hold
 from thinwire.transport.device.identity import device_key
 

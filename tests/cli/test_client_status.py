@@ -8,8 +8,8 @@ import time
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from thinwire.cli.local_state import StartOptions
 from thinwire.client.calls import ClientStatus
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import client_home, hold
 from thinwire.privacy.pinned_roster import write_roster
 

@@ -12,11 +12,12 @@ import pytest
 from tests.support.cli_story import T, told
 from thinwire.cli.aggregator.serve import left_address
 from thinwire.cli.console import moment
-from thinwire.cli.local_state import StartOptions, absent, alive, way_back
+from thinwire.cli.local_state import absent, alive, way_back
 from thinwire.cli.runs import progress
 from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import Unreachable
 from thinwire.core.events import RunStatusChanged
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import AggregatorHome, hold
 
 
@@ -111,6 +112,10 @@ def test_an_aggregator_is_started_again_with_the_addresses_that_its_devices_know
     told(home, "running")
     place, options = AggregatorHome.under(home).root, StartOptions({"listen": "0.0.0.0:9090", "san": ["agg one"]})
     assert left_address(place, StartOptions(), home) == ""
+    (place / "tls").mkdir()
+    (place / "tls" / "ab.ca.pem").touch()  # restored from a backup, which does not have the options
+    said = left_address(place, StartOptions(), home)
+    assert said.endswith(f"own address: thinwire aggregator start --listen 0.0.0.0:9090 --home {home}")
     options.save(place)
     again = f"thinwire aggregator start --listen 0.0.0.0:9090 --san 'agg one' --home {home}"
     assert again in thinwire("runs", "list", "--home", home).err

@@ -17,9 +17,9 @@ from click.core import ParameterSource
 
 from thinwire.cli import service as aggregator_service
 from thinwire.cli import systemd
-from thinwire.cli.local_state import StartOptions
 from thinwire.cli.main import program
 from thinwire.cli.systemd import NO_USE, Unit, quoted
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import AggregatorHome, client_home, hold
 
 START = ["--aggregator", "http://127.0.0.1:9090", "--task", "digits=digits/task.py", "--split", "dirichlet(0.3)"]

@@ -16,7 +16,7 @@ from tests.support.filled_fleet import a_fleet
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import showing
 from thinwire.core.clock import HEARD, write_heard
-from thinwire.core.last_start import START_FILE
+from thinwire.core.start_options import FILE
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
 
@@ -44,7 +44,7 @@ def test_pages_say_who_was_heard_when_and_nothing_of_a_dead_aggregator(
     twelve_rounds(store)
     a_fleet(store, time.time() - 900)
     online = [info.row.name for info in store.devices() if info.online]
-    (place.root / START_FILE).write_text(json.dumps({"options": {"listen": "0.0.0.0:9090"}, "folder": "/"}))
+    (place.root / FILE).write_text(json.dumps({"options": {"listen": "0.0.0.0:9090"}, "folder": "/"}))
     with showing(store.url, place.lock) as shown:
         page = look(shown.url, "devices")
         write_heard(place.lock.with_name(HEARD), dict.fromkeys(online, time.time() - 187))

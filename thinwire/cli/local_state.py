@@ -14,16 +14,15 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from thinwire.core.last_start import START_FILE, option_words, same_start
+from thinwire.core.start_options import StartOptions, start_command
 
 if TYPE_CHECKING:
     from thinwire.core.statedir import AggregatorHome
@@ -166,7 +165,7 @@ def start_again(home: Path | None) -> str:
     """Return the command that starts the aggregator as it was started last, with the same addresses."""
     from thinwire.core.statedir import AggregatorHome, find_home
 
-    return again(same_start(AggregatorHome(find_home(home) / "aggregator").root), home)
+    return again(start_command(AggregatorHome(find_home(home) / "aggregator").root), home)
 
 
 def require_alive(home: Path | None) -> dict[str, Any]:
@@ -323,67 +322,24 @@ def joined_url(folder: Path) -> str | None:
         return None
 
 
-NOT_KEPT = ("background", "once", "home")  # options of a start by hand, and the directory in which the file lies
+def options_of_this_command() -> StartOptions:
+    """Return the options of the running command; none outside of one."""
+    context = click.get_current_context(silent=True)
+    return _given(context) if context else StartOptions()
 
 
-@dataclass(frozen=True)
-class StartOptions:
-    """The options given to `thinwire NOUN start`, by parameter name, and the folder in which it was typed.
+def parsed_options(noun: str, words: Sequence[str]) -> StartOptions:
+    """Parse the words after `thinwire NOUN start`, so that errors show now and not at the next boot.
 
-    An option that has its default is absent. Paths are strings, as typed.
+    The command is found through the running command's context, so that no command has to import another one.
     """
+    root: Any = click.get_current_context().find_root().command
+    return _given(root.commands[noun].commands["start"].make_context(f"thinwire {noun} start", list(words)))
 
-    options: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path = field(default_factory=Path.cwd)
 
-    def words(self) -> tuple[str, ...]:
-        """Return the options as command-line words."""
-        return option_words(self.options)
-
-    def path(self, name: str) -> Path | None:
-        """Return the path of one option, relative to the folder of the start; None if the option is absent."""
-        return self.folder / self.options[name] if name in self.options else None
-
-    def without(self, *names: str) -> StartOptions:
-        """Return these options without those called `names`."""
-        return replace(self, options={name: value for name, value in self.options.items() if name not in names})
-
-    def save(self, place: Path) -> None:
-        """Write the options to start.json in the state directory `place`, without those of `NOT_KEPT`."""
-        from thinwire.core.statedir import write_atomically
-
-        saved = {"options": self.without(*NOT_KEPT).options, "folder": str(self.folder)}
-        write_atomically(place / START_FILE, json.dumps(saved).encode())
-
-    @classmethod
-    def load(cls, place: Path) -> StartOptions | None:
-        """Return the options of the last start in `place`; None if there was none or the file is damaged."""
-        try:
-            saved = json.loads((place / START_FILE).read_bytes())
-            return cls(dict(saved["options"]), Path(saved["folder"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-
-    @classmethod
-    def of_this_command(cls) -> StartOptions:
-        """Return the options of the running command; none outside of one."""
-        context = click.get_current_context(silent=True)
-        return cls._given(context) if context else cls()
-
-    @classmethod
-    def parse(cls, noun: str, words: Sequence[str]) -> StartOptions:
-        """Parse the words after `thinwire NOUN start`, so that errors show now and not at the next boot.
-
-        The command is found through the running command's context, so that no command has to import another one.
-        """
-        root: Any = click.get_current_context().find_root().command
-        command = root.commands[noun].commands["start"]
-        return cls._given(command.make_context(f"thinwire {noun} start", list(words)))
-
-    @classmethod
-    def _given(cls, context: click.Context) -> StartOptions:
-        """Return the options that were typed or stand in the environment."""
-        given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-        return cls(
-            {name: value for name, value in context.params.items() if context.get_parameter_source(name) in given}
-        )
+def _given(context: click.Context) -> StartOptions:
+    """Return the options that were typed or stand in the environment."""
+    given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    return StartOptions(
+        {name: value for name, value in context.params.items() if context.get_parameter_source(name) in given}
+    )

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.local_state import StartOptions, chosen, trusted
+from thinwire.cli.local_state import chosen, parsed_options, trusted
 from thinwire.cli.params import ClientName, Home, Print, System
+from thinwire.core.start_options import StartOptions
 
 if TYPE_CHECKING:
     from thinwire.cli.systemd import Systemd, Unit
@@ -195,7 +196,7 @@ def unit_of(
 
 def options_of(noun: str, words: Sequence[str], place: Path) -> StartOptions:
     """Return the options given to `service install` as words, else those of the last start in `place`."""
-    return (StartOptions.load(place) if not words else None) or StartOptions.parse(noun, words)
+    return (StartOptions.load(place) if not words else None) or parsed_options(noun, words)
 
 
 def home_of(home: Path | None, system: bool) -> Path:

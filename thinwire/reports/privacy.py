@@ -2,26 +2,33 @@
 
 The figures come from the ledger's releases alone, at the delta of each run's plan. A round is spent by each client that
 it selected, whether or not a model was released, so a reservation counts as much as a release. An epsilon is an upper
-bound, and is rounded up where it is shown.
+bound, and is rounded up where it is shown. `last_contacts` keeps the samples of an amplified run secret.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from thinwire.core.clock import heard_by
 from thinwire.core.errors import DataLost
+from thinwire.core.events import ENDED
 from thinwire.core.formatting import counted, rounded_up
+from thinwire.core.link_state import SUSPECT_S
 from thinwire.core.plan_values import PrivacySection
+from thinwire.core.run_events import is_sampled
 from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
 from thinwire.privacy.meaning import UNITS, unit_text
 from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from thinwire.store import PrivacyRow, RunRow, Store
 
 TRUSTED: Final[Mapping[str, str]] = {
@@ -255,3 +262,22 @@ def private_lines(store: Store, run: RunRow) -> Iterator[str]:
     yield from assumptions(spent, run.source == "sim")
     if (privacy := privacy_section(run)).mechanism == "tree":
         yield TREE.format(privacy.min_separation)
+
+
+def last_contacts(runs: Sequence[RunRow], lock: Path | None) -> dict[str, float]:
+    """Return the wall-clock time of the last contact of each online device, as far as it may be shown.
+
+    During a run with Poisson sampling it would tell who was sampled. An assignment ends the waiting pull of a sampled
+    device when a round opens, and the device calls again at once. The others call when their own pulls end. So until
+    such a run is over, and until each device has called after it, every online device is shown as heard just now.
+    `runs` are all runs. The times come from the record beside the lock; without one the result is empty.
+    """
+    heard, now = heard_by(lock) if lock else {}, time.time()
+    return dict.fromkeys(heard, now) if any(_hides(run, now) for run in runs) else heard
+
+
+def _hides(run: RunRow, now: float) -> bool:
+    """Return True if the present contacts of devices may tell who was sampled in a run."""
+    if run.source != "devices" or run.status in ("preparing", "queued") or not is_sampled(run.plan):
+        return False
+    return run.status not in ENDED or now - (run.finished_at or 0.0) <= 2 * SUSPECT_S

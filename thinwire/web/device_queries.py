@@ -13,7 +13,7 @@ from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED, DeviceOffline
 from thinwire.core.formatting import duration
 from thinwire.core.link_state import SUSPECT_S
-from thinwire.reports.last_contacts import last_contacts
+from thinwire.reports.privacy import last_contacts
 from thinwire.reports.reason_text import DROP_TEXTS
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.store import (

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from thinwire.core.clock import is_starting
 from thinwire.core.errors import UsageError
-from thinwire.core.last_start import same_start
 from thinwire.core.net import host_port, is_loopback
+from thinwire.core.start_options import start_command
 from thinwire.core.statedir import AggregatorHome, default_home, living_holder
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -58,7 +58,7 @@ class Settings:
     @property
     def start_command(self) -> str:
         """Return the command that starts the aggregator as it was started last, with the same addresses."""
-        typed = "aggregator start" if self.lock is None else same_start(self.lock.parent)
+        typed = "aggregator start" if self.lock is None else start_command(self.lock.parent)
         return f"thinwire {typed}{self.home_option}"
 
 

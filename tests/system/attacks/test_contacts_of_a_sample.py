@@ -19,7 +19,7 @@ from thinwire.core.errors import Unreachable
 from thinwire.core.events import DeviceOnline
 from thinwire.core.fleet import Link, TaskReport
 from thinwire.core.link_state import SUSPECT_S
-from thinwire.reports.last_contacts import last_contacts
+from thinwire.reports.privacy import last_contacts
 from thinwire.store import Store
 from thinwire.web.device_queries import Devices
 

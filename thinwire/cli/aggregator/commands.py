@@ -107,7 +107,7 @@ def status(
     from thinwire.cli.runs.render import standing
     from thinwire.core.disk_reserve import disk_full_text
     from thinwire.core.statedir import AggregatorHome, find_home
-    from thinwire.reports.last_contacts import last_contacts
+    from thinwire.reports.privacy import last_contacts
     from thinwire.reports.reason_text import behind
 
     page = dashboard_of(AggregatorHome(find_home(home) / "aggregator"))  # a folder that is not there is not made

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import console
 from thinwire.cli.aggregator.dashboard import RENEWED_S, Dashboard, Exposure, end_running
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
-from thinwire.cli.local_state import NOT_KEPT, StartOptions, again, aggregator_home, alive, dashboard_of, opened
+from thinwire.cli.local_state import again, aggregator_home, alive, dashboard_of, opened, options_of_this_command
 from thinwire.cli.params import Address
 from thinwire.core.events import (
     ENDED,
@@ -41,10 +41,10 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.formatting import counted, duration
-from thinwire.core.last_start import read_options, same_start
 from thinwire.core.log_file import MAX_LOG_BYTES, Logbook, bounded_log
 from thinwire.core.run_events import DeletionPostponed, is_sampled, without_sample
 from thinwire.core.signals import ended_by_signals, until
+from thinwire.core.start_options import NOT_KEPT, StartOptions, start_command
 
 if TYPE_CHECKING:
     from thinwire.store import Store
@@ -231,7 +231,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             "control_address": guests.control_address if guests else None,
             "certificate": str(wanted.certificates.certificate.absolute()) if wanted.certificates.certificate else None,
         }  # fmt: skip
-        options = StartOptions.of_this_command()
+        options = options_of_this_command()
         left = left_address(place.root, options, home)
         options.save(place.root)
         _greet(store, about, home)
@@ -261,7 +261,7 @@ def serve_in_background(home: Path | None) -> int:
             pass
     tell_start()
     log = place.root / SERVICE_LOG
-    typed = StartOptions.of_this_command().without(*NOT_KEPT).words()
+    typed = options_of_this_command().without(*NOT_KEPT).words()
     # -P: the folder that the person is in may hold another thinwire/
     command = [sys.executable, "-P", "-m", "thinwire.cli", "aggregator", "start", *typed]
     command += ["--home", str(place.root.parent)]
@@ -316,10 +316,16 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
 
 
 def left_address(place: Path, options: StartOptions, home: Path | None) -> str:
-    """Return a sentence if the last start had an address for devices and this one has the default; else ""."""
-    if "listen" in options.options or "listen" not in read_options(place):
+    """Return a sentence if devices know an address and this start has the default, on this machine only; else ""."""
+    last = StartOptions.load(place)
+    if "listen" in options.options:
         return ""
-    return f"the last start had another address, which its devices know: {again(same_start(place), home)}"
+    if last is None and any((place / "tls").glob("*.ca.pem")):  # a backup has the CA and not the options
+        way = again("aggregator start --listen 0.0.0.0:9090", home)
+        return f"devices have joined over TLS, and cannot reach this machine's own address: {way}"
+    if last is None or "listen" not in last.options:
+        return ""
+    return f"the last start had another address, which its devices know: {again(start_command(place), home)}"
 
 
 def login_url(url: str, code: str, page: str = "") -> str:

@@ -85,7 +85,7 @@ class Certificates:
 
 def own_files(folder: Path) -> list[Path]:
     """Return the files of `--cert`, `--key` and `--ca` of the last start, which stay where the operator keeps them."""
-    from thinwire.cli.local_state import StartOptions
+    from thinwire.core.start_options import StartOptions
 
     last = StartOptions.load(folder)
     return [path for name in ("cert", "key", "ca") if last and (path := last.path(name))]

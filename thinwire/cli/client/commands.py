@@ -18,7 +18,6 @@ from thinwire.cli import console
 from thinwire.cli import service as client_service
 from thinwire.cli.client import kept_runs
 from thinwire.cli.local_state import (
-    StartOptions,
     began,
     chosen,
     client_here,
@@ -28,6 +27,7 @@ from thinwire.cli.local_state import (
 )
 from thinwire.cli.params import ClientName, Data, Follow, Home, Json, Lines, NewName, OneName
 from thinwire.core import formatting
+from thinwire.core.start_options import StartOptions
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
 app.add_typer(client_service.client_app)

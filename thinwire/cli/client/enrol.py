@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli import console
-from thinwire.cli.local_state import StartOptions, again, joined_url
+from thinwire.cli.local_state import again, joined_url
 from thinwire.core import formatting
+from thinwire.core.start_options import StartOptions
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

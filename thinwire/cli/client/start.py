@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
-from thinwire.cli.local_state import StartOptions, trusted
+from thinwire.cli.local_state import options_of_this_command, trusted
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -96,7 +96,7 @@ def begin(device: Device) -> int:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
         data = device.data.absolute() if device.data else None
         client = ClientInfo(device.name, data, part, parts, device.split, device.seed, device.device)
-        StartOptions.of_this_command().save(folder)
+        options_of_this_command().save(folder)
         clock = ServerClock()
         if not (folder / KEY_FILE).exists():
             take_over(folder, left_ledger(folder))

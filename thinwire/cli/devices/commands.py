@@ -81,7 +81,7 @@ def _aggregator(home: Path | None, store: Store) -> render.Known:
     from thinwire.cli.devices import render
     from thinwire.cli.local_state import aggregator_home, alive
     from thinwire.core.clock import down_since_of
-    from thinwire.reports.last_contacts import last_contacts
+    from thinwire.reports.privacy import last_contacts
 
     about, lock = alive(home), aggregator_home(home).lock
     contacts = last_contacts(store.runs(), lock)

@@ -129,7 +129,7 @@ class Known:
     alive: bool = True
     down_since: float = 0.0
     tls: bool = False
-    heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/last_contacts.py
+    heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/privacy.py
 
     def last_seen_at(self, info: DeviceInfo) -> float | None:
         """Return the last contact of a device as wall-clock seconds; None without any.

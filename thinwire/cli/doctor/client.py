@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.doctor.checks import LEAST_BYTES, Finding, found, kernels, private, room, unseen
-from thinwire.cli.local_state import StartOptions, trusted
+from thinwire.cli.local_state import trusted
 from thinwire.client.policy import FILE
 from thinwire.core import formatting
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import MB
 
 if TYPE_CHECKING:

@@ -293,9 +293,7 @@ def poisson_sample(population: Sequence[str], rate: float, rng: SecretRng) -> tu
     coins decides, so neither presence nor speed nor an earlier sample changes it.
     """
     words = np.frombuffer(rng.random_bytes(len(population) * COIN_BITS // 8), np.uint64)
-    below = np.uint64(
-        min(math.floor(rate * 2**COIN_BITS), 2**COIN_BITS - 1)
-    )  # at a rate of 1 the last word is left out
+    below = np.uint64(min(math.floor(rate * 2**COIN_BITS), 2**COIN_BITS - 1))  # at 1 the last word is left out
     return tuple(device for device, word in zip(population, words, strict=True) if word < below)
 
 

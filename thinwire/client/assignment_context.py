@@ -161,11 +161,12 @@ class AssignmentContext:
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
+        trains = self.assignment.kind == "train"
         if what == "load":
-            self.say(f"round {self.assignment.round}: load the task again, after a rest or an error")
+            where = f"round {self.assignment.round}: " if trains else ""
+            self.say(f"{where}load the task again, after a rest or an error")
             return
         if what == "measure":
-            trains = self.assignment.kind == "train"
             self.say(f"round {self.assignment.round}: evaluate" if trains else "evaluate the last model")
             return
         if self.limit is not None:

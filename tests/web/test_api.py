@@ -37,6 +37,18 @@ def test_an_empty_store_has_no_runs_and_no_devices(page: TestClient):
     assert get(page, "service")["aggregator"] == "unknown"
 
 
+@pytest.mark.parametrize(("noun", "name"), [("runs", "run_id"), ("devices", "device")])
+def test_runs_and_devices_are_read_a_page_at_a_time(store: Store, page: TestClient, noun: str, name: str):
+    add_devices(store, ["pi-01", "pi-02", "pi-03"], 1000.0)
+    for _ in range(3):
+        new_run(store)
+    every = [row[name] for row in get(page, noun)]
+    assert len(every) == 3
+    assert [row[name] for row in get(page, f"{noun}?count=2")] == every[:2]
+    assert [row[name] for row in get(page, f"{noun}?first=2&count=2")] == every[2:]
+    assert page.get(f"/api/v1/{noun}?count=0").status_code == 422
+
+
 @pytest.mark.parametrize("path", ["/nothing", "/nothing/<b>", "/runs/a!b", "/devices/a!b"])
 def test_a_browser_gets_a_page_at_an_address_that_has_none(page: TestClient, path: str):
     answer = page.get(path, headers={"Accept": "text/html,*/*;q=0.8"})

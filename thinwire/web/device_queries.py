@@ -58,10 +58,11 @@ class Devices:
         self._store, self._lock = store, lock
         self._presence = Presence(store)
 
-    def all(self) -> list[models.Device]:
-        """Return all devices."""
+    def page(self, first: int = 0, count: int | None = None) -> list[models.Device]:
+        """Return `count` devices from the place `first` on, by name; without `count` all."""
         shared = self._shared_reads(self._store.audit.actions(limit=ACTIONS))
-        return [models.Device(**_device(info, shared)) for info in self._store.devices()]
+        end = None if count is None else first + count
+        return [models.Device(**_device(info, shared)) for info in self._store.devices()[first:end]]
 
     def one(self, name: str) -> models.DevicePage:
         """Return one device with its log and its last assignments; `NotFound` if no device has the name."""

@@ -20,15 +20,17 @@ from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
 from thinwire.web.device_health import Span
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import Number, as_csv
+from thinwire.web.routes import First, Number, as_csv
 from thinwire.web.run_actions import Tags
 from thinwire.web.schemas import Body
 from thinwire.web.settings import Settings, aggregator, may_serve
 
 MAX_INVITED = 1000  # in one request
+MAX_LISTED = 10_000  # in one answer
 DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,63}$")]
 Until = Annotated[float | None, Query(ge=0, le=1e11, description="end of the last row; now without it")]
 Name = Annotated[str, Field(max_length=63)]
+Listed = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 DevicesDep = Annotated[Devices, from_state("devices")]
 router = APIRouter(prefix=API, responses=PROBLEMS)
 
@@ -49,15 +51,15 @@ class NewInvitations(Body):
 
 
 @router.get("/devices")
-def listed(devices: DevicesDep) -> list[models.Device]:
-    """Return all devices, by name."""
-    return devices.all()
+def listed(devices: DevicesDep, first: First = 0, count: Listed = MAX_LISTED) -> list[models.Device]:
+    """Return a page of the devices, by name."""
+    return devices.page(first, count)
 
 
 @router.get("/devices.csv", response_class=Response, include_in_schema=False)
 def listed_csv(devices: DevicesDep) -> Response:
     """Return all devices, by name."""
-    return as_csv(devices.all(), models.Device, "devices")
+    return as_csv(devices.page(), models.Device, "devices")
 
 
 @router.get("/devices/{name}")

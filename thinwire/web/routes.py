@@ -147,6 +147,7 @@ Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
 Last = Annotated[int, Query(ge=1, le=2**31 - 1, alias="to")]
 Change = Annotated[int, Query(ge=0, le=2**62)]
 Chosen = Annotated[int, Query(ge=0, le=2**31 - 1, alias="round")]
+First = Annotated[int, Query(ge=0, le=2**31 - 1)]
 FirstClient = Annotated[int, Query(ge=0, le=2**31 - 1, alias="client")]
 AnyClient = Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="client")]
 Count = Annotated[int, Query(ge=1, le=1000)]
@@ -166,9 +167,9 @@ def service(store: StoreDep, settings: SettingsDep) -> schemas.Service:
 
 
 @router.get("/runs")
-def runs(reader: ReaderDep) -> list[schemas.Run]:
-    """Return all runs, latest first."""
-    return reader.runs()
+def runs(reader: ReaderDep, first: First = 0, count: Count = 1000) -> list[schemas.Run]:
+    """Return a page of the runs that are not archived, latest first."""
+    return reader.runs(first, count)
 
 
 @router.get("/groups")

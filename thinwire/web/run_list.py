@@ -20,7 +20,7 @@ from thinwire.store import RunRow, Store
 from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
 from thinwire.web.access import API, StoreDep, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import as_csv, text_of
+from thinwire.web.routes import First, as_csv, text_of
 from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Answer
 
@@ -144,7 +144,6 @@ class RunLines:
 
 Search = Annotated[str, Query(max_length=MAX_SEARCH)]
 Statuses = Annotated[list[str] | None, Query(max_length=10)]
-First = Annotated[int, Query(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Query(ge=1, le=200)]
 LinesDep = Annotated[RunLines, from_state("run_lines")]
 router = APIRouter(prefix=API, responses=PROBLEMS)

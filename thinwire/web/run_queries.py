@@ -49,10 +49,14 @@ class Reader:
         self._kept: dict[str, SpendingHistory] = {}
         self._following = threading.Lock()
 
-    def runs(self) -> list[schemas.Run]:
-        """Return all runs but archived ones, newest first; a running one has its open round in its sentence."""
+    def runs(self, first: int = 0, count: int | None = None) -> list[schemas.Run]:
+        """Return `count` runs from the place `first` on, newest first and without archived ones; without `count` all.
+
+        A running one has its open round in its sentence.
+        """
         rows, line = [row for row in self._store.runs() if row.archived_at is None], self._store.line()
-        return [self._run(schemas.Run, row, self._open_rounds(row), line) for row in rows]
+        end = None if count is None else first + count
+        return [self._run(schemas.Run, row, self._open_rounds(row), line) for row in rows[first:end]]
 
     def sentences(self, rows: Sequence[RunRow]) -> list[str]:
         """Return the status of each of these runs in a sentence."""

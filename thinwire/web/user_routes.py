@@ -18,13 +18,12 @@ from thinwire.store.users import require_password
 from thinwire.web.access import API, RECENT_S, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.login import PasswordChecks, TooMany, set_session
 from thinwire.web.problems import PROBLEMS, problem
-from thinwire.web.routes import Number, as_csv
+from thinwire.web.routes import First, Number, as_csv
 from thinwire.web.schemas import Answer, Body
 from thinwire.web.security import session_token
 
 Password = Annotated[str, Field(min_length=1, max_length=256)]
 UserName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
-First = Annotated[int, Query(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Query(ge=1, le=1000)]
 DAY_S = 24 * 3600.0
 MACHINE_DAYS = 30  # of a token that is made in a session by code

@@ -65,7 +65,7 @@ def test_the_time_of_a_call_does_not_tell_who_was_sampled(tmp_path: Path, hides:
         run_id = store.create_run("digits", SAMPLED if hides else PLAN, LAYOUT, TaskReport("digits"))
         store.record(run_id, [status("running")])
         opened = rounds_of(here, {"pi-2"}, lock)
-        shown = {device.device: device.last_seen_at or 0.0 for device in Devices(store, lock).all()}
+        shown = {device.device: device.last_seen_at or 0.0 for device in Devices(store, lock).page()}
         called = {name for name, at in shown.items() if opened <= at}
         assert called == (set(NAMES) if hides else {"pi-2"}), "without samples, the search finds it"
         if hides:

@@ -95,7 +95,9 @@ def live(preset: Preset, folder: Path, ready: list[float]) -> tuple[dict[str, An
     with Processes(folder) as processes:
         ours = Ours(folder, processes, preset.devices, {TASK: SHAPE}, together=2)
         ready.append(ours.ready_s)
-        made = ours.rounds(TASK, preset.rounds, preset.limit_s)
+        made = ours.rounds(
+            TASK, preset.rounds, preset.limit_s, keep="all"
+        )  # `long` begins with the last version but one
         run_id = ours.store.runs()[0].run_id
         ours.close()
     cpu_ms = 1000 * made.cpu_s / (preset.rounds * preset.devices)

@@ -74,12 +74,15 @@ class Ours:
         processes.until(lambda: self._online() == count, 60, f"{count} devices are there")
         self.idle_bytes = status_bytes(self.pid, "VmRSS")
 
-    def rounds(self, task: str, count: int, within_s: float) -> Made:
-        """Run `count` rounds of a task to their end: model files, spool, journal and database included."""
+    def rounds(self, task: str, count: int, within_s: float, keep: str = "last,best") -> Made:
+        """Run `count` rounds of a task to their end: model files, spool, journal and database included.
+
+        `keep` names the model versions that stay, as `[run] keep` does.
+        """
         layout = self.shapes[task].layout
         plan = RunPlan.from_json(
             {
-                "run": {"task": task, "rounds": count},
+                "run": {"task": task, "rounds": count, "keep": keep},
                 "cohort": {"wait_for": self.count, "min_updates": float(self.count)},
                 "local": {"lr": 1.0, "steps": 1},
                 "uplink": {"codec": CODEC, "feedback": "none"},

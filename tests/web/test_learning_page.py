@@ -48,6 +48,10 @@ def test_the_estimate_stands_beside_what_the_run_was(store: Store, served: Shown
     finish(run)
     table = page.get_by_role("region", name="Estimated and actual cost")
     expect(table.get_by_role("row", name="up, a client and round")).to_contain_text("2.05 kB")
+    rounds = store.rounds(run.run_id)  # without the evaluation of the last model, which the run's own sum has
+    selected = sum(one.aggregated_count + one.late + one.dropped + one.failed for one in rounds)
+    down = sum(one.payload_down for one in rounds) / selected / 1000
+    expect(table.get_by_role("row", name="down, a client and round")).to_contain_text(f"{down:.1f} kB")
     expect(table.get_by_role("row").filter(has_text=re.compile("^a round"))).to_contain_text("2.0 s")
     expect(table.get_by_role("row", name="all rounds")).to_contain_text("was not known")
     assert axe(page) == []

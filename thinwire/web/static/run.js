@@ -72,7 +72,7 @@ const Below = ({ data, news, shown, chosen, choose, error }) => {
         <//>`}
       <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
-    ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} />`}
+    ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} lines=${data.lines} />`}
     ${clients?.total ? html`<${Clients} run=${run} page=${clients} shown=${shown} />` : null}
     <${Models} run=${run} />
     <${Plan} run=${run} />
@@ -161,13 +161,14 @@ const Waiting = ({ run, devices, service, gone }) => html`
     ${devices?.length ? html`<${DeviceTable} devices=${devices} task=${run.task} gone=${gone} />` : null}
   </section>`;
 
-/** What was estimated when the run was started, beside what it was. */
-const Estimated = ({ run }) => {
-  const replies = run.aggregated_count + run.late + run.dropped;
-  const mean = (sum, count) => (count ? sum / count : null);
+/** What was estimated when the run was started, beside what it was. Bytes are those of the newest rounds: the sums of the run have evaluations too. */
+const Estimated = ({ run, lines }) => {
+  const sum = (...names) => names.reduce((all, name) => lines.reduce((some, line) => some + line[name], all), 0);
+  const replies = sum("aggregated_count", "late", "dropped");
+  const mean = (total, count) => (count ? total / count : null);
   const rows = [
-    ["up, a client and round", run.estimate.up_bytes, mean(run.payload_up, replies), bytes],
-    ["down, a client and round", run.estimate.down_bytes, mean(run.payload_down, replies + run.failed), bytes],
+    ["up, a client and round", run.estimate.up_bytes, mean(sum("payload_up"), replies), bytes],
+    ["down, a client and round", run.estimate.down_bytes, mean(sum("payload_down"), replies + sum("failed")), bytes],
     ["a round", run.estimate.round_s, mean(run.seconds, run.rounds_closed), seconds],
     ["all rounds", run.estimate.run_s, run.seconds, seconds],
   ];

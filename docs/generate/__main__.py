@@ -21,6 +21,7 @@ from docs.generate.privacy import PARTS as PRIVACY
 from docs.generate.python_api import python_page
 from docs.generate.readme import PARTS as QUOTED
 from docs.generate.readme import evidence_index, readme_table
+from docs.generate.robust import robust_part
 from docs.generate.rounds import PARTS as ROUNDS
 from docs.generate.secure import PARTS as SECURE
 from docs.generate.simulated import PARTS as SIMULATED
@@ -60,7 +61,16 @@ BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- 
 
 def written() -> dict[str, str]:
     """Everything that the script writes, by its place under docs/."""
-    parts = DASHBOARD | SPEED | ROUNDS | SIMULATED | SECURE | PRIVACY | QUOTED | {"codec-choice": which_codec}
+    parts = (
+        DASHBOARD
+        | SPEED
+        | ROUNDS
+        | SIMULATED
+        | SECURE
+        | PRIVACY
+        | QUOTED
+        | {"codec-choice": which_codec, "robust": robust_part}
+    )
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
         "../README.md": filled(DOCS.parent / "README.md", readme_table()),

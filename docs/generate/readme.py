@@ -56,6 +56,7 @@ CLAIMS = (  # document, claim, its figure, the figure's form
     ("page", "first curve of a run of 10 000 rounds, cold dashboard", "cold_first_curve_ms", "{:.0f} ms"),
     ("several-runs", "device time of four runs over their priorities, most over least", "fairness", "{:.2f}"),
     ("drift", "accuracy with SCAFFOLD on unequal data", "gain scaffold identity", "{:+.1f} points"),
+    ("robust", "accuracy with 30 % hostile clients, `median`, worst attack", "worst_gap_30", "{:.3f} less"),
     ("personal", "accuracy of the worst client with personal layers", "worst_client_gain", "{:+.3f}"),
 )
 Line = tuple[str, str, str]  # the figure's names, its value, its meaning

@@ -128,10 +128,10 @@ def end_run(state: ClientRunState) -> ClientRunState:
     return ClientRunState(sequence=state.sequence, identity=state.identity, encoded_at=state.encoded_at)
 
 
-def begun_again(state: ClientRunState, seen: int, lost: str) -> ClientRunState:
+def begin_again(state: ClientRunState, seen: int, lost: str) -> ClientRunState:
     """Return the state of a run of which the aggregator has seen `seen` replies, more than this disk knows of.
 
-    The round that was encoded last stays, as in `over`: what an aggregator says it has seen proves nothing.
+    The round that was encoded last stays, as in `end_run`: what an aggregator says it has seen proves nothing.
     """
     return ClientRunState(
         seen, lost=lost, references_from=NOT_KNOWN, identity=state.identity, encoded_at=state.encoded_at

@@ -90,7 +90,7 @@ class RunStore:
                     f"{run}: {seen} replies were sent, and this disk knows of {state.sequence}; it begins again"
                 )
                 why = state.lost or ("older" if state.sequence else "missing")
-                state = outbox.begun_again(state, seen, why)
+                state = outbox.begin_again(state, seen, why)
             for line in said:
                 say(line)
             self._runs[run] = folder, state

@@ -100,7 +100,7 @@ def test_the_whole_agent_is_imported_without_flower():
 
 
 NEVER_RUN_ON_A_DEVICE = {
-    "asyncio", "multiprocessing", "sqlite3", "torch", "rich", "pygments", "zstandard", "numpy.random", "numpy.ma",
+    "asyncio", "multiprocessing", "sqlite3", "torch", "rich", "pygments", "backports.zstd", "numpy.random", "numpy.ma",
     "thinwire.core.events", "thinwire.core.run_events", "thinwire.reports", "thinwire.server",
     "thinwire.store", "thinwire.simulation", "thinwire.conformance", "thinwire.transport.server",
 }  # fmt: skip

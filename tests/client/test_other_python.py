@@ -21,7 +21,7 @@ from thinwire.core.types import ReplyHeader
 COMPUTE = sorted((OURS / "client" / "train").glob("*.py"))
 ADAPTERS = sorted((OURS / "client" / "adapters").glob("*.py"))
 ABOVE = [OURS / "__init__.py", OURS / "client" / "__init__.py"]
-NOT_THERE = ("thinwire.core", "pydantic", "cryptography", "flwr", "zstandard", "safetensors")
+NOT_THERE = ("thinwire.core", "pydantic", "cryptography", "flwr", "backports.zstd", "safetensors")
 LOOKS = f"""
 import importlib.util
 
@@ -41,7 +41,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("other")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
     (packages,) = folder.glob("lib/python*/site-packages")
-    not_linked = ("thinwire", "__editable__", *NOT_THERE)
+    not_linked = ("thinwire", "__editable__", "backports", *NOT_THERE)
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith(not_linked) and path.suffix != ".pth":
             (packages / path.name).symlink_to(path)

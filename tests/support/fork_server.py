@@ -45,8 +45,8 @@ ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     "torch", "numpy", "pydantic", "cryptography.x509", "cryptography.hazmat.primitives.serialization.pkcs12", "typer",
     "rich.console", "rich.table", "rich.progress", "sqlalchemy.dialects.sqlite", "alembic.command", "fastapi",
-    "uvicorn", "starlette", "zstandard", "safetensors.numpy", "sklearn.datasets", "thinwire.cli.main", "thinwire.core",
-    "thinwire.store", "thinwire.aggregation", "thinwire.server.service", "thinwire.client.agent",
+    "uvicorn", "starlette", "backports.zstd", "safetensors.numpy", "sklearn.datasets", "thinwire.cli.main",
+    "thinwire.core", "thinwire.store", "thinwire.aggregation", "thinwire.server.service", "thinwire.client.agent",
     "thinwire.client.train.worker", "thinwire.privacy", "thinwire.reports", "thinwire.cli.aggregator.serve",
     "thinwire.flower.fleet", "tests.support.checked_routes", "thinwire.simulation.run", "thinwire.web.app",
 )  # fmt: skip

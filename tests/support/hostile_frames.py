@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import zstandard
+from backports import zstd
 
 from tests.support.codec_examples import layout_of, made
 from thinwire.compression import frame, parse
@@ -23,6 +23,7 @@ from thinwire.core import Key, Layout
 
 Streams = list[Stream]
 OTHERS = ("identity", "fp16", "int8", "topk(0.1) > rice", "eden(2)", "randk(0.1)", "threshold(2.5)")
+WITHOUT_SIZE: dict[int, int] = {zstd.CompressionParameter.content_size_flag: 0}
 WORDS = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 24, (1 << 24) - 1]
 FLOATS = [
     float("nan"),
@@ -229,15 +230,15 @@ def odd_parameter(rng: random.Random, of: Stream) -> Stream:
 @cache
 def bombs() -> tuple[bytes, ...]:
     """Of zstd: what says that it is huge, what does not say it, what says less or more than it is."""
-    whole, unsized = zstandard.ZstdCompressor(level=19), zstandard.ZstdCompressor(write_content_size=False)
-    small = zstandard.ZstdCompressor().compress(bytes(300))
-    lie = bytearray(zstandard.ZstdCompressor().compress(bytes(70_000)))
+    small = zstd.compress(bytes(300))
+    lie = bytearray(zstd.compress(bytes(70_000)))
     lie[5:9] = struct.pack("<I", 300)  # the size that a frame of this length says there
     return (
-        whole.compress(bytes(1 << 26)), unsized.compress(bytes(1 << 20)), small, small[:-3], small + b"more",
+        zstd.compress(bytes(1 << 26), 19), zstd.compress(bytes(1 << 20), options=WITHOUT_SIZE), small, small[:-3],
+        small + b"more",
         small + small, b"", b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18\x04\0\0\0skip", bytes(lie),
-        struct.pack("<IBQ", 0xFD2FB528, 0xE0, 1 << 60), zstandard.ZstdCompressor().compress(b""),
-        zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(bytes(range(256)) * 8)).compress(bytes(300)),
+        struct.pack("<IBQ", 0xFD2FB528, 0xE0, 1 << 60), zstd.compress(b""),
+        zstd.compress(bytes(300), zstd_dict=zstd.ZstdDict(bytes(range(256)) * 8, is_raw=True)),
     )  # fmt: skip
 
 
@@ -250,12 +251,12 @@ def zipped(rng: random.Random, of: Stream) -> Stream:
     data = bytes(of.data)
     if of.compressed:
         try:
-            size = zstandard.frame_content_size(data)
-            data = zstandard.ZstdDecompressor().decompress(data) if 0 < size < 1 << 20 else data
-        except zstandard.ZstdError:  # harmed before
+            size = zstd.get_frame_info(data).decompressed_size or 0
+            data = zstd.decompress(data) if 0 < size < 1 << 20 else data
+        except zstd.ZstdError:  # harmed before
             data = bytes(of.data)
     inside = rng.choice([noise, filled, resized, one_byte, odd_float, padded, odd_places, odd_word])(rng, Stream(data))
-    return Stream(zstandard.ZstdCompressor(level=1).compress(bytes(inside.data)), True)
+    return Stream(zstd.compress(bytes(inside.data), 1), True)
 
 
 def mislabelled(rng: random.Random, of: Stream) -> Stream:

@@ -13,7 +13,7 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
-import zstandard
+from backports import zstd
 from numpy.typing import NDArray
 
 from thinwire.aggregation.lattice import Lattice
@@ -186,8 +186,8 @@ def _hashed(words: NDArray[np.uint32]) -> NDArray[np.uint16]:
 def _streams(blob: bytes) -> Iterator[bytes]:
     data, at = np.frombuffer(blob, np.uint8), blob.find(ZSTD)
     while at >= 0:
-        with contextlib.suppress(zstandard.ZstdError, MemoryError):
-            yield zstandard.ZstdDecompressor().decompressobj().decompress(memoryview(blob)[at : at + INFLATED])
+        with contextlib.suppress(zstd.ZstdError, MemoryError):
+            yield zstd.ZstdDecompressor().decompress(memoryview(blob)[at : at + INFLATED])
         at = blob.find(ZSTD, at + 1)
     begins = np.flatnonzero(data[:-1] == ZLIB)
     for at in begins[LEVELS[data[begins + 1]]].tolist():

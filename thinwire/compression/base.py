@@ -188,7 +188,7 @@ class Compressor(Coder):
         """Return the compressed bytes."""
 
     @abstractmethod
-    def decompress(self, data: bytes | memoryview, most: int) -> bytes:
+    def decompress(self, data: bytes | memoryview, most: int) -> bytes | memoryview:
         """Return the decompressed bytes; raise ValueError for invalid data.
 
         It always ends, may stop at `most` bytes, and allocates no more for data that claims to be larger.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import zstandard
+from backports import zstd
 from numpy.typing import NDArray
 
 from thinwire.compression.base import Coder, Compressor, Symbols, packed_bytes
@@ -160,6 +160,7 @@ def _unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8
 
 ZSTD_FROM = 64  # bytes: below this, zstd's header costs more than it saves
 ZSTD_LEVEL = 3
+ZSTD_PART = 1 << 17  # bytes: the decoder gives as much at once, the largest block of a frame
 
 
 @dataclass(frozen=True)
@@ -174,17 +175,24 @@ class Zstd(Compressor):
         """Return the compressed bytes, or the data as it is below 64 bytes."""
         if len(data) < ZSTD_FROM:
             return bytes(data)
-        return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(data)
+        return zstd.compress(data, ZSTD_LEVEL)
 
-    def decompress(self, data: bytes | memoryview, most: int) -> bytes:
-        """Return the decompressed bytes; the size that the data claims is checked before any allocation."""
+    def decompress(self, data: bytes | memoryview, most: int) -> memoryview:
+        """Return the decompressed bytes; the size that the data claims is checked before any allocation.
+
+        The decoder gives them in parts, since it would hold them twice if it gave them whole.
+        """
+        decoder, at = zstd.ZstdDecompressor(), 0
         try:
-            size = zstandard.frame_content_size(data)
+            size = zstd.get_frame_info(data).decompressed_size or 0
             if not 0 < size <= most:
                 raise BadPayload(f"a compressed stream of {size} bytes", why=f"at most {most} can be right")
-            grown = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
-        except zstandard.ZstdError as error:
+            grown = bytearray(size)
+            while part := b"" if decoder.eof else decoder.decompress(data, min(ZSTD_PART, size - at + 1)):
+                grown[at : at + len(part)] = part
+                at, data = at + len(part), b""
+        except zstd.ZstdError as error:
             raise BadPayload("a stream that zstd cannot read", why=str(error)) from error
-        if len(grown) != size:
+        if at != size or not decoder.eof or decoder.unused_data:
             raise BadPayload("a compressed stream that is not as long as it says")
-        return grown
+        return memoryview(grown).toreadonly()

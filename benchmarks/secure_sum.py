@@ -22,7 +22,8 @@ time of a whole secure round nor the accuracy that a support costs is measured h
 
 The small preset takes two minutes on two free cores; the full one takes hours, nearly all of them Flower's. The
 `committed` preset has all of our rows of the full one, and those of Flower's that take minutes: 25.56 M parameters with
-10 clients, and 1 M with 10, 50 and 100. It takes an hour.
+10 clients, and 1 M with 10, 50 and 100. It takes an hour. The `crossed` preset has each option with each other one, of
+10 clients and 25.56 M parameters, and five repeats of every row. It takes an hour too.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,6 +56,13 @@ OPTIONS: tuple[dict[str, Any], ...] = (  # one axis at a time, and what the figu
     {"bits": 4}, {"support": 0.1}, {"support": 0.01}, {"rotate": 1 << 12}, {"rotate": 1 << 14}, ROTATED, SPARSE, HYBRID,
     {**ROTATED, "dropout": 0.3}, {**SPARSE, "dropout": 0.3}, {**HYBRID, "dropout": 0.3},
 )  # fmt: skip
+CROSSED = tuple(
+    {"bits": bits, "support": support, "rotate": rotate, "post_quantum": hybrid, "dropout": dropout}
+    for bits, support, rotate, hybrid, dropout in product(
+        (8, 4), (1.0, 0.1, 0.01), (0, 1 << 12, 1 << 14, 1 << 16), (False, True), (0.0, 0.1, 0.3)
+    )
+    if (bits, support, rotate, hybrid) != (8, 1.0, 0, False)  # the plain case has all drop-outs already
+)
 ONCE = "import sys; from benchmarks.secure_sum import once; once(*sys.argv[1:])"
 ROOT = Path(__file__).parents[1]
 
@@ -92,6 +101,7 @@ PRESETS = {
         varied=6,
     )),
     "committed": replace(FULL, repeats=3, most_masks=1e10, slow_s=15.0),
+    "crossed": Preset(((10, RESNET_50),), (0.0, 0.1, 0.3), CROSSED, slow_s=math.inf),
 }  # fmt: skip
 
 

@@ -85,6 +85,12 @@ def test_the_full_preset_has_the_cases_of_the_design():
     assert PRESETS["full"].cohorts[0] == PRESETS["small"].cohorts[0] == (10, RESNET_50)
 
 
+def test_the_crossed_preset_has_each_option_with_each_other_one():
+    cases = [case for system, case in PRESETS["crossed"].cases() if system == OURS]
+    assert len(cases) == len(set(cases)) == 2 * 3 * 4 * 2 * 3
+    assert {(case.clients, case.params) for case in cases} == {(10, RESNET_50)}
+
+
 def test_the_committed_preset_lacks_of_the_full_one_only_rows_of_flower_that_take_long():
     committed, full = ([*PRESETS[name].cases()] for name in ("committed", "full"))
     missing = [case for case in full if case not in committed]

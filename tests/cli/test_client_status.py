@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -47,6 +49,18 @@ def test_a_name_that_is_not_here_is_told_beside_those_that_are(thinwire, home):
     assert "--name pi-1" in thinwire("client", "logs", "--home", home).err
     (home / "clients" / "pi-2" / "lock").unlink()
     assert "pi-1 has taken part in no private round" in thinwire("client", "privacy", "--home", home).err
+
+
+def test_reload_signals_a_client_that_runs_and_refuses_one_that_does_not(thinwire, home, monkeypatch):
+    folder, signalled = client_home(home, "pi-03"), []
+    ClientStatus().save(folder)
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append((pid, number)))
+    with hold(folder / "lock", {}):
+        said = thinwire("client", "reload", "--home", home)
+    assert (said.code, signalled) == (0, [(os.getpid(), signal.SIGUSR1)]), said.err
+    assert "pi-03 reads code and policy again" in said.err
+    said = thinwire("client", "reload", "--home", home)
+    assert (said.code, len(signalled), "pi-03 is not running" in said.err) == (9, 1, True), said.err
 
 
 def test_the_owner_sees_what_the_policy_and_the_pinned_roster_demand_of_secure_rounds(thinwire, home, tmp_path):

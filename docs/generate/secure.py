@@ -19,6 +19,11 @@ RATIOS = {  # figure -> its goal, its meaning
     "bytes_ratio_modulus": (None, "the same, if theirs were the 4 bytes that their modulus needs"),
     "bytes_ratio_support": (40, "the same with a support of 0.1 and int64"),
 }
+OPTIONS = {  # option -> what its values are called, its value in the plain case
+    "bits": ("{} bits", 8), "support": ("support {:g}", 1.0), "rotate": ("rotation in blocks of {}", 0),
+    "post_quantum": ("ML-KEM", False), "dropout": ("{:.0%} drop-outs", 0.0),
+}  # fmt: skip
+COSTS = ("client_cpu_s", "server_cpu_s", "uplink_bytes")
 LANE_BITS = 17  # from here on a lane has 32 bits
 PEAKS = {
     "server_peak_models": (4, "most memory of a phase on the aggregator, in models of float32"),
@@ -35,19 +40,38 @@ PHASES = {
 }
 
 
-def secure_sum_part() -> str:
-    """Return the figures of one round's work, beside those of Flower's SecAgg+."""
-    document = read("secure-sum")
-    figures, first = document["figures"], document["rows"][0]
+def secure_crossed_part() -> str:
+    """Return the figures of one round's work, beside those of Flower's SecAgg+, and what each option costs."""
+    document = read("secure-sum-crossed")
+    figures, rows = document["figures"], document["rows"]
+    first = rows[0]
     size = f"{first['params'] / 1e6:.2f} M parameters, {first['clients']} clients"
-    lines = [
-        *_lines(figures, RATIOS, "at least"),
-        *_lines(figures, PEAKS, "at most"),
-    ]
+    repeats = f"medians of {min(row['repeats'] for row in rows)} runs"
     header = ("figure", "measured", "goal", "what it is")
-    about = measured(document, SHARED, f"figures at {size}")
-    speed = _mask_speed(first)
-    return "\n\n".join((about, table(header, lines), speed, _ratios(document["rows"]), _cases(document["rows"])))
+    lines = [*_lines(figures, RATIOS, "at least"), *_lines(figures, PEAKS, "at most")]
+    return "\n\n".join((
+        measured(document, SHARED, size, repeats), table(header, lines), _mask_speed(first), _factors(rows),
+    ))  # fmt: skip
+
+
+def _factors(rows: Sequence[Row]) -> str:
+    """Return by how much each value of an option multiplies the costs, over all cases of the other options."""
+    ours = {tuple(row[name] for name in OPTIONS): row for row in rows if row["system"] == "thinwire"}
+    lines = []
+    for place, (told, plain) in enumerate(OPTIONS.values()):
+        for value in sorted({case[place] for case in ours} - {plain}, key=lambda one: abs(one - plain)):
+            pairs = [(row, ours[(*case[:place], plain, *case[place + 1 :])])
+                     for case, row in ours.items() if case[place] == value]  # fmt: skip
+            factors = (sorted(row[cost] / base[cost] for row, base in pairs) for cost in COSTS)
+            spread = [f"{median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})" for each in factors]
+            lines.append((told.format(value), str(len(pairs)), *spread))
+    return table(("option", "cases", "client's processor", "aggregator's processor", "uplink bytes"), lines)
+
+
+def secure_sum_part() -> str:
+    """Return one round's work for several cohorts and models, one option at a time."""
+    document = read("secure-sum")
+    return "\n\n".join((measured(document, SHARED), _ratios(document["rows"]), _cases(document["rows"])))
 
 
 def _mask_speed(row: Row) -> str:
@@ -199,7 +223,8 @@ ARMS = {
 
 
 SECTIONS = {
-    "The work of a round": secure_sum_part,
+    "The work of a round": secure_crossed_part,
+    "More clients, and a smaller model": secure_sum_part,
     "The time of a round": secure_round_part,
     "Accuracy with a support": secure_support_part,
 }

@@ -31,7 +31,7 @@ from thinwire.core import Key
 from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import SecureTerms, context_of_round
 from thinwire.privacy.masks import add_masks, add_packed, lane_dtype, pack, packed_size
-from thinwire.privacy.participant import MaskedVectors, Participant
+from thinwire.privacy.participant import MaskedVectors, Participant, SecureIdentity
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.privacy.secure_round import MaskedSum, Removal, SecureRound
 
@@ -89,10 +89,8 @@ class _Cohort:
 
     def _participant(self, name: str) -> Participant:
         signer = self.signers[name]
-        return Participant(
-            name, self._identity(name), lambda data: signer.sign(data, _ECDSA), bytes(16), self.terms,
-            self.context0, SystemRng(),
-        )  # fmt: skip
+        identity = SecureIdentity(self._identity(name), lambda data: signer.sign(data, _ECDSA), process=bytes(16))
+        return Participant(name, identity, self.terms, self.context0)
 
     def answer(self, phase: str, name: str, request: bytes) -> bytes:
         """A client's message; the first client's is measured."""

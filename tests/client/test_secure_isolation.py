@@ -12,9 +12,9 @@ from torch import nn
 from tests.support.secure_clients import SecureClients, changed_of, name_of, secure_identity, secure_plan
 from tests.support.secure_cohort import identity
 from tests.support.small_task import RUN
-from thinwire.client.secure import SecureIdentity
 from thinwire.core.types import Assignment, Failure
 from thinwire.privacy.messages import BadMessage
+from thinwire.privacy.participant import SecureIdentity
 
 ONE = name_of(0)
 PINNED = {name_of(number): identity(number) for number in range(4)}

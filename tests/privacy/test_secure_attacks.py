@@ -82,7 +82,7 @@ def test_a_second_device_with_one_identity_key_drops_out_alone():
     cohort = Cohort(terms_of(5, 3), 5)
     cohort.server._identities[name_of(1)] = identity(0)
     sybil: Any = cohort.participants[name_of(1)]
-    sybil._own, sybil._sign = replace(sybil._own, identity=identity(0)), first(cohort)._sign
+    sybil._own, sybil._identity = replace(sybil._own, identity=identity(0)), first(cohort)._identity
     cohort.server.receive(name_of(0), first(cohort).advertise())
     with pytest.raises(BadMessage, match="the identity key of another client"):
         cohort.server.receive(name_of(1), sybil.advertise())

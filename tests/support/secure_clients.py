@@ -19,7 +19,6 @@ from thinwire.client.admission import AdmissionController
 from thinwire.client.execute import Begun, Trained
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.policy import Policy
-from thinwire.client.secure import SecureIdentity
 from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
@@ -36,6 +35,7 @@ from thinwire.core.types import (
     phase_id,
 )
 from thinwire.privacy.contexts import SecureTerms, context_of_assignment, model_digest, terms_of
+from thinwire.privacy.participant import SecureIdentity
 from thinwire.privacy.secure_round import MaskedSum, SecureRound
 
 PHASES = ("share", "masked", "agree", "unmask")

@@ -16,7 +16,7 @@ from tests.support.scripted_rng import ScriptedRng
 from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import SecureTerms, context_of_round
 from thinwire.privacy.masks import centered, lane_dtype
-from thinwire.privacy.participant import MaskedVectors, Participant
+from thinwire.privacy.participant import MaskedVectors, Participant, SecureIdentity
 from thinwire.privacy.secure_round import MaskedSum, SecureRound
 
 Tamper = Callable[[Phase, str, bytes], bytes]
@@ -77,11 +77,11 @@ class Cohort:
             self.participants[name_of(number)] = self.participant(number)
 
     def participant(self, number: int, **more: Any) -> Participant:
-        return Participant(
-            name_of(number), identity(number), lambda data: identity_key(number).sign(data, _ECDSA),
-            bytes([number % 256]) * 16, self.terms, more.pop("context0", self.context0),
-            ScriptedRng(self.seed * 1000 + number), **{"pinned": self.pinned, **more},
+        own = SecureIdentity(
+            identity(number), lambda data: identity_key(number).sign(data, _ECDSA), self.pinned,
+            lambda: ScriptedRng(self.seed * 1000 + number), bytes([number % 256]) * 16,
         )  # fmt: skip
+        return Participant(name_of(number), own, self.terms, more.pop("context0", self.context0), **more)
 
     def point(self, name: str) -> np.ndarray[Any, Any]:
         """The integers that a client adds to the sum."""

@@ -33,7 +33,7 @@ from thinwire.privacy.contexts import (
     simulated_key,
     terms_of,
 )
-from thinwire.privacy.participant import Participant, Withdraw
+from thinwire.privacy.participant import Participant, SecureIdentity, Withdraw
 from thinwire.server.secure_sum import PARTS
 from thinwire.simulation import ScriptedFleet, Turn
 from thinwire.simulation.scripted_device import Kept, parts_of
@@ -95,11 +95,11 @@ class SecureDevice(AttentiveDevice):
         terms = terms_of(self.plan, assignment.secure, lattice.lanes, lattice.width, lattice.grid)
         context0 = context_of_assignment(assignment, self.plan, model_digest(assignment.base_digest, None), terms)
         key, number = simulated_key(self.name), assignment.round * 100 + self.life
-        rng = ScriptedRng(int.from_bytes(f"{self.name}-{number}".encode(), "big"))
-        participant = Participant(
-            self.name, identity_of(key), lambda data: key.sign(data, _ECDSA), number.to_bytes(16, "big"), terms,
-            context0, rng, self.pinned,
+        identity = SecureIdentity(
+            identity_of(key), lambda data: key.sign(data, _ECDSA), self.pinned,
+            lambda: ScriptedRng(int.from_bytes(f"{self.name}-{number}".encode(), "big")), number.to_bytes(16, "big"),
         )  # fmt: skip
+        participant = Participant(self.name, identity, terms, context0)
         self.open = {assignment.assignment_id: Taking(delivery, turn, participant, lattice)}
         return self.open[assignment.assignment_id]
 

@@ -27,7 +27,7 @@ from thinwire.client.personal import executor_for
 from thinwire.client.personal_files import SharedModels
 from thinwire.client.policy import Policy
 from thinwire.client.reloader import Reloader
-from thinwire.client.secure import MAX_REQUEST_BYTES, SecureIdentity
+from thinwire.client.secure import MAX_REQUEST_BYTES
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
@@ -37,6 +37,7 @@ from thinwire.core.fleet import Link
 from thinwire.core.plan import RunPlan
 from thinwire.core.signals import ended_by_signals, handled
 from thinwire.core.types import Assignment
+from thinwire.privacy.participant import SecureIdentity
 
 
 def serve(

@@ -29,7 +29,7 @@ from thinwire.client.outbox import OutcomeHandler, PipelineState
 from thinwire.client.personal import executor_for
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, waiting_folder
 from thinwire.client.run_store import RunStore
-from thinwire.client.secure import SecureIdentity, SecureRounds, Send
+from thinwire.client.secure import SecureRounds, Send
 from thinwire.client.train.errors import Cancelled, in_full
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
@@ -40,6 +40,7 @@ from thinwire.core.protocol import is_protected
 from thinwire.core.records import replace
 from thinwire.core.statedir import require_room
 from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
+from thinwire.privacy.participant import SecureIdentity
 
 ReplyWithFile = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
 

@@ -1,7 +1,6 @@
 """Secure aggregation on a device: the open rounds of one task's handler, between its transport and its training.
 
-`SecureIdentity` is what a device needs to sum under masks: its identity key, secret randomness, and the roster that its
-owner pinned. `SecureRounds` holds one `Participant` for each open round and is called by three threads:
+`SecureRounds` holds one `Participant` for each open round and is called by three threads:
 
     thread      does                                                          calls
     main        loads the model, then trains                                  `during`, `forget_run`
@@ -20,10 +19,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,9 +42,8 @@ from thinwire.core.errors import BadPayload
 from thinwire.core.protocol import without_facts
 from thinwire.core.types import Part, PhaseReply, phase_of, training_id
 from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key, terms_of
-from thinwire.privacy.keys import has_ml_kem
 from thinwire.privacy.messages import PROCESS_BYTES, SECRET_BYTES, max_bytes
-from thinwire.privacy.participant import MaskedVectors, Participant, Withdraw
+from thinwire.privacy.participant import MaskedVectors, Participant, SecureIdentity, Withdraw
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.privacy.summed_metrics import client_scalars
 
@@ -55,7 +52,6 @@ if TYPE_CHECKING:
     from thinwire.client.run_state import ClientRunState
     from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout
-    from thinwire.core.prng import SecretRng
     from thinwire.core.types import Assignment, Vector
 
 Send = Callable[[PhaseReply], None]
@@ -63,30 +59,6 @@ RECHECK_S = 0.2  # longest delay until a waiting thread notices that the assignm
 REQUEST = "request"  # the part of a phase's assignment
 MAX_REQUEST_BYTES = 32 << 20  # of a phase's request that is fetched: 10 000 clients with ML-KEM have less
 MASKED = "masked"  # the part of a masked update: it takes one upload
-
-
-@dataclass(frozen=True)
-class SecureIdentity:
-    """Holds what a device needs for secure rounds.
-
-    `public_key` is its identity key in DER, and `sign` makes the key's ECDSA-SHA256 signature. `pinned` maps device
-    names to the identity keys that its owner trusts; None if no roster was pinned. Only tests replace `rng`.
-    """
-
-    public_key: bytes
-    sign: Callable[[bytes], bytes]
-    pinned: Mapping[str, bytes] | None = None
-    rng: Callable[[], SecretRng] = SystemRng
-    process: bytes = field(default_factory=lambda: os.urandom(PROCESS_BYTES))
-
-    @property
-    def carries(self) -> frozenset[str]:
-        """Return which parts of a plan's [secure] table this device can carry out; the owner's policy reads it.
-
-        `secure.post_quantum` needs ML-KEM in the package cryptography, `secure.malicious` a pinned roster.
-        """
-        parts = {"secure": True, "secure.post_quantum": has_ml_kem(), "secure.malicious": self.pinned is not None}
-        return frozenset(name for name, is_here in parts.items() if is_here)
 
 
 SIMULATED = frozenset({"secure", "secure.post_quantum"})  # what simulated clients carry: they pin no roster
@@ -145,7 +117,7 @@ class SecureRounds:
 
         `buffers` are the float buffers that came with the model.
         """
-        assignment, plan, device, me = job.assignment, job.plan, job.device, self.identity
+        assignment, plan, device = job.assignment, job.plan, job.device
         work, training = assignment.secure, assignment.assignment_id
         if work is None:
             raise CannotReply("protocol", "the plan sums under masks, and the assignment has no terms for it")
@@ -160,9 +132,8 @@ class SecureRounds:
             self._left.pop(training, None)
             try:
                 made = Participant(
-                    device, me.public_key, me.sign, me.process, terms, context, me.rng(), me.pinned,
-                    policy.min_cohort or 0, policy.min_survivors or 0,
-                )  # fmt: skip
+                    device, self.identity, terms, context, policy.min_cohort or 0, policy.min_survivors or 0
+                )
                 advertisement = made.advertise()
             except Withdraw as error:
                 raise _failed(error) from error

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -42,9 +43,10 @@ from thinwire.privacy.contexts import (
     holders_of,
     signed_by,
 )
-from thinwire.privacy.keys import BadKey, BadSeal, PairKeys, PublicKeys, encapsulate, hkdf, seal, unseal
+from thinwire.privacy.keys import BadKey, BadSeal, PairKeys, PublicKeys, encapsulate, has_ml_kem, hkdf, seal, unseal
 from thinwire.privacy.masks import add_masks, mask_key, pack, packed_size
 from thinwire.privacy.messages import (
+    PROCESS_BYTES,
     SECRET_BYTES,
     Advertisement,
     Agreements,
@@ -56,6 +58,7 @@ from thinwire.privacy.messages import (
     Shares,
     Survivors,
 )
+from thinwire.privacy.secret_rng import SystemRng
 from thinwire.privacy.shamir import SHARE_BYTES, split
 
 Reason = Literal[
@@ -72,6 +75,31 @@ class Withdraw(ThinwireError):
     def __init__(self, reason: Reason, what: str, why: str = "", hint: str = "") -> None:
         super().__init__(what, why, hint or "the next round needs nothing; if it recurs, contact the operator")
         self.reason: Reason = reason
+
+
+@dataclass(frozen=True)
+class SecureIdentity:
+    """Holds what a device needs for secure rounds.
+
+    `public_key` is its identity key in DER, and `sign` makes the key's ECDSA-SHA256 signature. `pinned` maps device
+    names to the identity keys that its owner trusts. Without a roster it is None: the aggregator's word is trusted,
+    which `malicious` terms do not allow. Only tests replace `rng`.
+    """
+
+    public_key: bytes
+    sign: Callable[[bytes], bytes]
+    pinned: Mapping[str, bytes] | None = None
+    rng: Callable[[], SecretRng] = SystemRng
+    process: bytes = field(default_factory=lambda: os.urandom(PROCESS_BYTES))
+
+    @property
+    def carries(self) -> frozenset[str]:
+        """Return which parts of a plan's [secure] table this device can carry out; the owner's policy reads it.
+
+        `secure.post_quantum` needs ML-KEM in the package cryptography, `secure.malicious` a pinned roster.
+        """
+        parts = {"secure": True, "secure.post_quantum": has_ml_kem(), "secure.malicious": self.pinned is not None}
+        return frozenset(name for name, is_here in parts.items() if is_here)
 
 
 @dataclass(frozen=True)
@@ -93,40 +121,35 @@ def pair_secret(own: PairKeys, peer: PublicKeys, low_to_high: bytes, high_to_low
 class Participant:
     """The state of one client in one secure round.
 
-    `identity` is the device's public key in DER, and `sign` makes its ECDSA-SHA256 signature. `pinned` maps device
-    names to identities that the owner trusts; None trusts the aggregator's word, which `malicious` terms do not allow.
-    `min_cohort` and `min_survivors` are the owner's own limits.
+    `name` is the device's. `min_cohort` and `min_survivors` are the owner's own limits.
     """
 
     def __init__(
         self,
         name: str,
-        identity: bytes,
-        sign: Callable[[bytes], bytes],
-        process: bytes,
+        identity: SecureIdentity,
         terms: SecureTerms,
         context0: bytes,
-        rng: SecretRng,
-        pinned: Mapping[str, bytes] | None = None,
         min_cohort: int = 0,
         min_survivors: int = 0,
     ) -> None:
         self.terms, self.state = terms, "new"
-        self._name, self._sign, self._context0, self._rng = name, sign, terms.bound(context0), rng
-        self._pinned, self._min_cohort, self._min_survivors = pinned, min_cohort, min_survivors
+        self._name, self._identity, self._context0 = name, identity, terms.bound(context0)
+        self._min_cohort, self._min_survivors = min_cohort, min_survivors
+        self._rng = rng = identity.rng()
         self._answers: dict[str, tuple[bytes, bytes]] = {}  # method -> (digest of the request, answer)
         self._root, self._self_seed, self._nonce = (rng.random_bytes(SECRET_BYTES) for _ in range(3))
         self._enc = PairKeys.generate(rng, terms.post_quantum)
         self._mask = PairKeys.from_root(self._root, "mask", terms.post_quantum)
         self._own = Advertisement(
-            name, identity, process, self._enc.public, self._mask.public,
+            name, identity.public_key, identity.process, self._enc.public, self._mask.public,
             commitment("nonce", self._context0, self._nonce),
             commitment("self mask", self._context0, self._self_seed),
         )  # fmt: skip
         # Neighbour -> the secret of ML-KEM that this client encapsulated for its mask.
         self._outgoing: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}  # dealer -> its shares of root and self mask
-        if terms.adversary == "malicious" and pinned is None:
+        if terms.adversary == "malicious" and identity.pinned is None:
             raise self._withdrawn("terms", "a malicious aggregator is withstood only with a pinned roster")
 
     def advertise(self) -> bytes:
@@ -134,7 +157,7 @@ class Participant:
         return self._once("advertise", "new", b"", self._advertise)
 
     def _advertise(self) -> bytes:
-        self._own = replace(self._own, signature=self._sign(self._own.signed_bytes(self._context0)))
+        self._own = replace(self._own, signature=self._identity.sign(self._own.signed_bytes(self._context0)))
         self.state = "advertised"
         return self._own.write()
 
@@ -170,13 +193,13 @@ class Participant:
             )
         if self._own not in clients:
             raise self._withdrawn("roster", "a roster without this client's own advertisement")
-        keys = [key for one in clients for key in (one.enc.x25519, one.mask.x25519)]
+        keys, pinned = [key for one in clients for key in (one.enc.x25519, one.mask.x25519)], self._identity.pinned
         if len(set(keys)) < len(keys) or len({one.identity for one in clients}) < len(clients):
             raise self._withdrawn("roster", "a roster in which two clients have one key")
         for one in clients:
             one.enc.check(self.terms.post_quantum)
             one.mask.check(self.terms.post_quantum)
-            if self._pinned is not None and self._pinned.get(one.name) != one.identity:
+            if pinned is not None and pinned.get(one.name) != one.identity:
                 what = f"{one.name} is not in the pinned roster with this identity key"
                 why = "an aggregator that invents a client can take this device's update out of the sum"
                 raise self._withdrawn("roster", what, why, PIN)
@@ -289,7 +312,7 @@ class Participant:
         if len(found) < self._min_survivors:
             raise self._withdrawn("too-few", f"{len(found)} survivors", f"{self._min_survivors} are needed")
         self._survivors, self.state = found, "agreed"
-        return self._sign(agreed_bytes(self._context2, found))
+        return self._identity.sign(agreed_bytes(self._context2, found))
 
     def unmask(self, agreements: bytes) -> bytes:
         """Check the signatures of the other survivors, and return one share of each peer."""

@@ -16,9 +16,9 @@ from thinwire.cli.local_state import options_of_this_command, trusted
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from thinwire.client.secure import SecureIdentity
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Assignment
+    from thinwire.privacy.participant import SecureIdentity
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def secure_identity(key: EllipticCurvePrivateKey, pinned: dict[str, bytes] | Non
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    from thinwire.client.secure import SecureIdentity
+    from thinwire.privacy.participant import SecureIdentity
 
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return SecureIdentity(public, lambda data: key.sign(data, ECDSA(SHA256())), pinned)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli.client.start import Device, begin
+from thinwire.cli.client.start import ClientOptions, begin
 from thinwire.cli.task import task_spec
 from thinwire.client import task as tasks
 from thinwire.core.errors import TaskError, UsageError
@@ -17,8 +17,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, *entries: EntryPoint) -> None:
     monkeypatch.setattr(tasks, "entry_points", lambda group: EntryPoints(entries).select(group=group))
 
 
-def device(home: Path) -> Device:
-    return Device("http://127.0.0.1:9", (), None, "pi-01", None, "iid", 0, "cpu", 1, True, home)
+def device(home: Path) -> ClientOptions:
+    return ClientOptions("http://127.0.0.1:9", (), None, "pi-01", None, "iid", 0, "cpu", 1, True, home)
 
 
 def test_an_installed_task_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.fleet_words import until
 from tests.support.small_task import normed, plan_of, task_of
-from thinwire.client.agent import serve
+from thinwire.client.admission import AdmissionController
+from thinwire.client.agent import Device, serve
 from thinwire.client.personal_files import kept_runs, values_of, whole_model
 from thinwire.client.task import initial_model, report
 from thinwire.client.train.protocol import ClientInfo
@@ -45,7 +46,8 @@ class Site:
 
     def _serve(self, name: str) -> None:
         link = LocalLink(self.fleet, name, downloads=private_folder(self.folder / f"{name}-downloads"))
-        serve(link, [self.task], self.device(name), name, client=ClientInfo(name), say=self.said.append, stop=self.stop)
+        device = Device(ClientInfo(name), self.device(name), AdmissionController(folder=self.device(name)))
+        serve(link, [self.task], device, self.stop, say=self.said.append)
 
     def plan(self, **run: object) -> RunPlan:
         raw = plan_of('steps = 2\npersonal_layers = ["3.*"]').to_json()

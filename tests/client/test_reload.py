@@ -14,8 +14,9 @@ import pytest
 from tests.support.fleet_words import polled
 from tests.support.trained_elsewhere import TASK, Elsewhere
 from thinwire.client.admission import AdmissionController
-from thinwire.client.agent import serve
+from thinwire.client.agent import Device, serve
 from thinwire.client.policy import FILE, load_policy
+from thinwire.client.reloader import Reloader
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.fleet import ClientConnected, Envelope
 from thinwire.core.types import Failure, Reply, ReplyHeader
@@ -41,13 +42,10 @@ class Reloadable:
 
     def _run(self, downloads: Path) -> None:
         worker, folder = self.elsewhere.worker, self.elsewhere.folder
-        serve(
-            LocalLink(self.fleet, DEVICE, downloads=downloads), worker.executors(), folder, DEVICE,
-            client=ClientInfo(DEVICE), say=self.said.append, stop=self.stop,
-            admission=AdmissionController(folder=folder), worker=worker,
-            reload=self.wished,
-            reread=lambda: load_policy(self.rules),
-        )  # fmt: skip
+        device = Device(ClientInfo(DEVICE), folder, AdmissionController(folder=folder))
+        reloader = Reloader(device.admission, worker, self.wished, lambda: load_policy(self.rules))
+        link = LocalLink(self.fleet, DEVICE, downloads=downloads)
+        serve(link, worker.executors(), device, self.stop, reloader=reloader, say=self.said.append)
 
     def answer(self, number: int, **changed: Any) -> Reply:
         assignment = self.elsewhere.aggregator.assign(number, **changed)

@@ -17,7 +17,8 @@ from tests.support.secure_clients import SecureClients, message_of, name_of, sec
 from tests.support.small_task import cross_entropy, linear
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
-from thinwire.client.agent import serve
+from thinwire.client.agent import Device, serve
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.fleet import ClientConnected, Envelope, Fleet, Link
 from thinwire.core.statedir import private_folder
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader
@@ -47,11 +48,8 @@ class Threads:
         task = self.clients.task(3, loss=loss)
 
         def run() -> None:
-            self.code.append(
-                serve(
-                    link, [task], home, LAST, say=self.said.append, stop=self.stop, admission=admission, secure=identity
-                )
-            )
+            device = Device(ClientInfo(LAST), home, admission, identity)
+            self.code.append(serve(link, [task], device, self.stop, say=self.said.append))
 
         self.thread = threading.Thread(target=run)
         self.thread.start()

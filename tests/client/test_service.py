@@ -15,11 +15,12 @@ from tests.support.fleet_words import polled, until
 from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, plan_of, task_of
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
-from thinwire.client.agent import serve, versions
+from thinwire.client.agent import Device, serve, versions
 from thinwire.client.calls import sent
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.personal_files import whole_model
 from thinwire.client.policy import Policy
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import NotAccepted
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope
 from thinwire.core.statedir import private_folder
@@ -28,6 +29,10 @@ from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
 DEVICE = "pi-01"
+
+
+def device_in(folder: Path, policy: Policy | None = None) -> Device:
+    return Device(ClientInfo(DEVICE), folder, AdmissionController(policy, folder))
 
 
 class Running:
@@ -40,17 +45,13 @@ class Running:
         self.stop, self.said, self.code = threading.Event(), list[str](), list[int]()
         self.threads = list[threading.Thread]()
 
-    def start(self, **options: Any) -> threading.Thread:
+    def start(self, policy: Policy | None = None, once: bool = False) -> threading.Thread:
         (self.folder / "downloads").mkdir(exist_ok=True)
-        (self.folder / "device").mkdir(exist_ok=True)
+        device = device_in(private_folder(self.folder / "device"), policy)
         link = LocalLink(self.fleet, DEVICE, downloads=self.folder / "downloads")
 
         def run() -> None:
-            self.code.append(
-                serve(
-                    link, [self.task], self.folder / "device", DEVICE, say=self.said.append, stop=self.stop, **options
-                )
-            )
+            self.code.append(serve(link, [self.task], device, self.stop, say=self.said.append, once=once))
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -125,7 +126,7 @@ def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_pat
         link, folder = here.link(DEVICE), private_folder(tmp_path / "device")
 
         def answers() -> None:
-            code.append(serve(link, [task], folder, DEVICE, stop=stop))
+            code.append(serve(link, [task], device_in(folder), stop))
 
         thread = threading.Thread(target=answers, daemon=True)
         thread.start()
@@ -279,7 +280,7 @@ def test_what_was_sent_is_said_and_when_late_what_took_longest(upload_s: float, 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:
     policy, read = Policy(secure="required"), list[object]()
     running.task = task_of(data=read.append)
-    running.start(admission=AdmissionController(policy, running.folder / "device"))
+    running.start(policy)
     running.send(running.aggregator.assign(1))
     failure = polled(running.fleet, Failure)
     assert failure.kind == "declined"

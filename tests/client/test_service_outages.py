@@ -16,8 +16,10 @@ import pytest
 from tests.support.fork_server import Forked
 from tests.support.processes import environment
 from tests.support.small_task import task_of
-from thinwire.client.agent import serve
+from thinwire.client.admission import AdmissionController
+from thinwire.client.agent import Device, serve
 from thinwire.client.calls import ReconnectBackoff, Retrier
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
@@ -54,9 +56,13 @@ class BrokenLink:
     def close(self) -> None: ...
 
 
+def device_in(folder: Path) -> Device:
+    return Device(ClientInfo(DEVICE), folder, AdmissionController(folder=folder))
+
+
 def served(folder: Path, link: BrokenLink, **options: Any) -> tuple[int, list[str]]:
     said: list[str] = []
-    return serve(link, [task_of()], folder, DEVICE, say=said.append, **options), said
+    return serve(link, [task_of()], device_in(folder), threading.Event(), say=said.append, **options), said
 
 
 def test_once_without_an_aggregator_ends_with_4(tmp_path: Path) -> None:
@@ -239,10 +245,13 @@ def test_sigterm_ends_a_client_cleanly_while_nobody_answers(tmp_path: Path) -> N
     code = f"""
 import sys
 from pathlib import Path
-from tests.client.test_service_outages import BrokenLink, task_of, serve
+import threading
+from tests.client.test_service_outages import BrokenLink, device_in, serve, task_of
 from thinwire.core.errors import Unreachable
+from thinwire.core.signals import ended_by_signals
 link, folder = BrokenLink(Unreachable("nobody")), Path({str(tmp_path)!r})
-sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, flush=True)))
+with ended_by_signals(threading.Event()) as ending:
+    sys.exit(serve(link, [task_of()], device_in(folder), ending, say=lambda line: print(line, flush=True)))
 """
     process = Forked([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stdout is not None

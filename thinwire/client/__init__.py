@@ -2,7 +2,7 @@
 
 Read the files in this order:
 
-    agent           the service: `serve` starts the loop, and handles signals and output
+    agent           the service: `serve` starts the loop with the handlers of a `Device`
     loop            pull an assignment, have it handled, push the reply
     reloader        reload the tasks and the policy between two assignments
     handler         one assignment, one committed reply

@@ -1,4 +1,4 @@
-"""Run a client as a service: handlers, signals and output around client/loop.py.
+"""Run a client as a service: handlers and output around client/loop.py.
 
 `serve` is the entry point. One thread keeps a pull open, another one trains and pushes, until the service is told to
 stop.
@@ -11,7 +11,7 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire import __version__
@@ -20,7 +20,7 @@ from thinwire.client.admission import AdmissionController
 from thinwire.client.assignment_context import HandlerEnvironment
 from thinwire.client.calls import Retrier, Say
 from thinwire.client.errors import CannotReply
-from thinwire.client.executor import Executor, Worker
+from thinwire.client.executor import Executor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.loop import DeviceFacts, Loop
 from thinwire.client.personal import executor_for
@@ -35,56 +35,61 @@ from thinwire.core.equipment import NOTHING_SAID, Equipment
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Link
 from thinwire.core.plan import RunPlan
-from thinwire.core.signals import ended_by_signals, handled
+from thinwire.core.signals import handled
 from thinwire.core.types import Assignment
 from thinwire.privacy.participant import SecureIdentity
+
+
+@dataclass(frozen=True)
+class Device:
+    """Holds what the handlers of all tasks share on one device.
+
+    `client` has its name and its data, and `admission` the owner's policy. `folder` is the client's own directory
+    (`core.statedir.client_home`). `secure` is what the device needs for secure rounds; `admission` knows what that
+    carries. `has` returns what the aggregator learns of its equipment.
+    """
+
+    client: ClientInfo
+    folder: Path
+    admission: AdmissionController
+    secure: SecureIdentity | None = None
+    has: Callable[[], Equipment] = lambda: NOTHING_SAID
 
 
 def serve(
     link: Link,
     tasks: Sequence[LoadedTask | Executor],
-    folder: Path,
-    name: str,
+    device: Device,
+    ending: threading.Event,
     *,
-    client: ClientInfo | None = None,
+    reloader: Reloader | None = None,
     say: Say = print,
     once: bool = False,
-    stop: threading.Event | None = None,
-    admission: AdmissionController | None = None,
-    worker: Worker | None = None,
-    reload: threading.Event | None = None,
-    reread: Callable[[], Policy] | None = None,
-    has: Callable[[], Equipment] = lambda: NOTHING_SAID,
-    secure: SecureIdentity | None = None,
 ) -> int:
-    """Work on assignments until `stop` is set, SIGTERM or Ctrl-C arrives, and return the exit code.
+    """Work on assignments until `ending` is set, and return the exit code.
 
-    `folder` is this client's own directory (`core.home.client_home`). While the aggregator does not respond, the client
-    tries again and prints that once a minute. With `once` it returns 4 instead, and returns 0 after a run. A client
-    that the aggregator refuses returns 5.
+    While the aggregator does not respond, the client tries again and prints that once a minute. With `once` it returns
+    4 instead, and returns 0 after a run. A client that the aggregator refuses returns 5.
 
-    `worker` executes the tasks in a process of its own; without it they run in this process. When `reload` is set, the
-    worker starts again between two assignments, and the policy becomes what `reread` returns. `has` returns what the
-    aggregator learns of this device's equipment. `secure` is what the device needs for secure rounds; its
-    `admission` knows what that carries.
+    The worker of the `reloader` executes the tasks in a process of its own; without one they run in this process.
     """
-    where = replace(client or ClientInfo(), name=name)
-    admission = admission or AdmissionController(
-        folder=folder, carries=secure.carries if secure is not None else frozenset()
-    )
-    shared = SharedModels(folder, lambda task: handlers[task].executor.layout, lambda: admission.min_free_bytes)
+    admission, secure, reloader = device.admission, device.secure, reloader or Reloader(device.admission)
+    shared = SharedModels(device.folder, lambda task: handlers[task].executor.layout, lambda: admission.min_free_bytes)
     environment = HandlerEnvironment(keep_shared=shared.keep)
-    handlers = {task.name: AssignmentHandler(task, folder, where, admission, secure, environment) for task in tasks}
-    with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
-        here = installed() if worker is None else {}
+    handlers = {
+        task.name: AssignmentHandler(task, device.folder, device.client, admission, secure, environment)
+        for task in tasks
+    }
+    worker = reloader.worker
+    here = installed() if worker is None else {}
 
-        def said() -> Mapping[str, str]:
-            return versions(admission.policy, worker.versions if worker is not None else here)
+    def said() -> Mapping[str, str]:
+        return versions(admission.policy, worker.versions if worker is not None else here)
 
-        carries = tuple(sorted(secure.carries)) if secure is not None else ()
-        facts = DeviceFacts(name, said, has, admission.plans.digests, carries)
-        calls, reloader = Retrier(ending, tell, give_up=once), Reloader(admission, worker, reload, reread)
-        loop = Loop(link, handlers, facts, calls, reloader, say=tell, once=once, ending=ending)
+    carries = tuple(sorted(secure.carries)) if secure is not None else ()
+    facts = DeviceFacts(device.client.name, said, device.has, admission.plans.digests, carries)
+    with _always_said(say) as tell:
+        loop = Loop(link, handlers, facts, Retrier(ending, tell, give_up=once), reloader)
         if worker is not None:
             worker.stopping = ending.is_set
         try:

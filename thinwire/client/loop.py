@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from thinwire.client.calls import ENDING_CHECK_S, BackgroundSender, Handover, Retrier, Say, ShuttingDown, sent
+from thinwire.client.calls import ENDING_CHECK_S, BackgroundSender, Handover, Retrier, ShuttingDown, sent
 from thinwire.client.execute import Begun
 from thinwire.client.handler import AssignmentHandler, ReplyWithFile
 from thinwire.client.reloader import Reloader
@@ -59,8 +59,8 @@ class DeviceFacts:
 class Loop:
     """The loop of a client: pull, train, push, until it is told to stop.
 
-    `run` works in the calling thread and pulls in another one. With `once` the loop ends after a run. `ending` is set
-    to stop it.
+    `run` works in the calling thread and pulls in another one. `calls` may give up only with `--once`; then the loop
+    ends after a run.
     """
 
     def __init__(
@@ -70,13 +70,9 @@ class Loop:
         facts: DeviceFacts,
         calls: Retrier,
         reloader: Reloader,
-        *,
-        say: Say,
-        once: bool,
-        ending: threading.Event,
     ) -> None:
-        self.link, self.handlers, self.facts, self.once, self.ending = link, handlers, facts, once, ending
-        self.say, self.calls, self._reloader = say, calls, reloader
+        self.link, self.handlers, self.facts, self.calls, self._reloader = link, handlers, facts, calls, reloader
+        self.say, self.ending = calls.say, calls.ending
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at, self._works = 25.0, time.monotonic(), False
         self._runs_seen: set[str] = set()  # runs of which this process received an assignment
@@ -86,8 +82,8 @@ class Loop:
             open_runs=kept, secure=facts.secure,
         )  # fmt: skip
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
-        self._background_sender = BackgroundSender(self.inbox.put, ending)
-        self._advertisements = Handover(ending)
+        self._background_sender = BackgroundSender(self.inbox.put, self.ending)
+        self._advertisements = Handover(self.ending)
 
     def run(self) -> int:
         """Run until the end and return 0.
@@ -112,7 +108,7 @@ class Loop:
                     item = self.inbox.get(timeout=ENDING_CHECK_S)
                     if isinstance(item, Exception):
                         raise item
-                    if self._take(*item) and self.once:
+                    if self._take(*item) and self.calls.give_up:
                         break
         return 0
 

@@ -17,10 +17,11 @@ import pytest
 
 from tests.support.small_task import plan_of, task_of
 from thinwire.client.admission import AdmissionController
-from thinwire.client.agent import serve, wanted
+from thinwire.client.agent import Device, serve, wanted
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.policy import Policy
 from thinwire.client.task import LoadedTask
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Welcome
 from thinwire.core.serialization import assignment_from_bytes
@@ -124,8 +125,8 @@ class Attacked:
         self.admission, executor = AdmissionController(Policy(), own), InProcessExecutor(task or task_of())
         is_wanted = wanted(self.admission, [executor])
         self.link = HttpsLink(server.url, device_key(own), "pi-1", own, trust, LinkOptions(is_wanted=is_wanted))
-        options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "admission": self.admission}
-        self.thread = threading.Thread(target=serve, args=(self.link, [executor], own, "pi-1"), kwargs=options)
+        served = (self.link, [executor], Device(ClientInfo("pi-1"), own, self.admission), self.stop)
+        self.thread = threading.Thread(target=serve, args=served, kwargs={"say": self.told.append})
         self.thread.start()
         self.layout = server.hellos.get(timeout=PATIENCE_S)["tasks"][0]["layout_digest"]
 

@@ -20,7 +20,8 @@ from tests.support.fleet_words import hello, polled
 from tests.support.small_task import Aggregator, plan_of, task_of
 from tests.support.transport_doubles import Place, place
 from tests.system.attacks.places import attacked
-from thinwire.client.agent import serve
+from thinwire.client import agent
+from thinwire.client.admission import AdmissionController
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.train.protocol import ClientInfo
@@ -104,9 +105,8 @@ class Device:
     def running(self, here: Place) -> Iterator[None]:
         stop = threading.Event()
         link = self.link(here)
-        thread = threading.Thread(
-            target=lambda: serve(link, [self.task], self.folder, DEVICE, say=self.said.append, stop=stop)
-        )
+        device = agent.Device(ClientInfo(DEVICE), self.folder, AdmissionController(folder=self.folder))
+        thread = threading.Thread(target=lambda: agent.serve(link, [self.task], device, stop, say=self.said.append))
         thread.start()
         try:
             yield

@@ -10,7 +10,10 @@ import pytest
 from tests.support.fleet_words import polled
 from tests.support.trained_elsewhere import Elsewhere
 from tests.system.attacks.places import attacked
-from thinwire.client.agent import serve
+from thinwire.client.admission import AdmissionController
+from thinwire.client.agent import Device, serve
+from thinwire.client.reloader import Reloader
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.fleet import ClientConnected, Envelope
 from thinwire.core.types import Failure, ReplyHeader
 
@@ -25,9 +28,10 @@ def test_a_device_whose_task_requests_the_end_of_its_process_says_where_and_answ
     device.worker.describe()
     with attacked(tmp_path, tls=tls) as here:
         link = here.link("pi-01")
+        own = Device(ClientInfo("pi-01"), device.folder, AdmissionController(folder=device.folder))
         serving = threading.Thread(
-            target=serve, args=(link, device.worker.executors(), device.folder, "pi-01"),
-            kwargs={"worker": device.worker, "stop": stop, "say": said.append},
+            target=serve, args=(link, device.worker.executors(), own, stop),
+            kwargs={"reloader": Reloader(own.admission, device.worker), "say": said.append},
         )  # fmt: skip
         serving.start()
         try:

@@ -23,12 +23,13 @@ from thinwire.aggregation import write_model
 from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.aggregation.downlink import Downlink
 from thinwire.client.admission import AdmissionController
-from thinwire.client.agent import serve, wanted
+from thinwire.client.agent import Device, serve, wanted
 from thinwire.client.errors import CannotReply
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.payload import require_parts
 from thinwire.client.policy import Policy
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, WriteBehindRunFolder
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import BadPayload, NotWritten, Unreachable
 from thinwire.core.fleet import MAX_TENSORS, ClientConnected, Delivery, Envelope, TaskReport
 from thinwire.core.layout import Layout, Tensor
@@ -58,8 +59,8 @@ class Attacked:
         self.admission = admission = AdmissionController(policy, self.folder)
         link = here.link("pi-1", is_wanted=wanted(admission, [task]), min_free=lambda: admission.min_free_bytes)
         self.downloads = here.folder / "clients" / "pi-1" / "downloads"
-        said: dict[str, Any] = {"say": self.said.append, "stop": self.stop, "admission": admission}
-        self.thread = threading.Thread(target=serve, args=(link, [task], self.folder, "pi-1"), kwargs=said)
+        served = (link, [task], Device(ClientInfo("pi-1"), self.folder, admission), self.stop)
+        self.thread = threading.Thread(target=serve, args=served, kwargs={"say": self.said.append})
         self.thread.start()
         polled(here.fleet, ClientConnected)
 

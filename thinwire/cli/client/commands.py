@@ -76,10 +76,10 @@ def start(
     home: Home = None,
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
-    from thinwire.cli.client.start import Device, begin
+    from thinwire.cli.client.start import ClientOptions, begin
     from thinwire.core.statedir import find_home
 
-    wanted = Device(
+    wanted = ClientOptions(
         aggregator,
         tuple(task or ()),
         data,

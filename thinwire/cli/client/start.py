@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientOptions:
     """The options of `thinwire client start`."""
 
     aggregator: str | None
@@ -43,7 +44,7 @@ class Device:
     dataset: str = ""
 
 
-def begin(device: Device) -> int:
+def begin(given: ClientOptions) -> int:
     """Serve the aggregator until a signal stops the client, and return the exit code.
 
     Invariant: every error that this machine can find is raised before the first request to the aggregator.
@@ -51,7 +52,7 @@ def begin(device: Device) -> int:
     from thinwire.cli.client.enrol import left_ledger, take_over
     from thinwire.client import ClientInfo
     from thinwire.client.admission import AdmissionController
-    from thinwire.client.agent import reloads, serve, wanted
+    from thinwire.client.agent import Device, reloads, serve, wanted
     from thinwire.client.booking import DataSets
     from thinwire.client.calls import StatusReporter
     from thinwire.client.device_info import DeviceInfoProbe
@@ -59,43 +60,45 @@ def begin(device: Device) -> int:
     from thinwire.client.policy import FILE, Policy, load_policy
     from thinwire.client.privacy_ledger import Account, DeviceLedger
     from thinwire.client.private_noise import release_of
+    from thinwire.client.reloader import Reloader
     from thinwire.client.task import installed_tasks, parse_split
     from thinwire.client.worker_process import Interpreter
     from thinwire.core.errors import UsageError
     from thinwire.core.log_file import Logbook
+    from thinwire.core.signals import ended_by_signals
     from thinwire.core.statedir import client_home, find_home, hold
     from thinwire.transport.device.identity import KEY_FILE, ServerClock, device_key
     from thinwire.transport.device.link import HttpsLink, LinkOptions
 
-    part, parts = part_of(device.partition)
-    parse_split(device.split)
-    home = find_home(device.home)
-    url, trust = trusted(device.aggregator, home / "clients" / device.name)
-    folder = client_home(home, device.name)
-    rules = (device.policy or folder / FILE).absolute()
+    part, parts = part_of(given.partition)
+    parse_split(given.split)
+    home = find_home(given.home)
+    url, trust = trusted(given.aggregator, home / "clients" / given.name)
+    folder = client_home(home, given.name)
+    rules = (given.policy or folder / FILE).absolute()
 
     def policy() -> Policy:
-        return load_policy(rules, must_exist=device.policy is not None)
+        return load_policy(rules, must_exist=given.policy is not None)
 
-    first, pinned = policy(), pinned_roster(device.roster, device.roster_key)
-    specs = device.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
+    first, pinned = policy(), pinned_roster(given.roster, given.roster_key)
+    specs = given.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
     if not specs:
         raise UsageError(
             "this client has no task",
             why="no --task, and nothing is installed under the entry point thinwire.tasks",
             hint="--task NAME=path/to/task.py",
         )
-    about: dict[str, Any] = {"aggregator": url, "tasks": list(specs), "name": device.name}
-    python = device.python.absolute() if device.python and device.python.absolute() != Path(sys.executable) else None
+    about: dict[str, Any] = {"aggregator": url, "tasks": list(specs), "name": given.name}
+    python = given.python.absolute() if given.python and given.python.absolute() != Path(sys.executable) else None
     with reloads() as reload, hold(folder / "lock", about), contextlib.ExitStack() as stack:
-        worker = Worker(specs, Interpreter(python, folder), device=device.device, threads=device.threads)
+        worker = Worker(specs, Interpreter(python, folder), device=given.device, threads=given.threads)
         stack.callback(worker.close)
         worker.describe()
         for task in worker.described:
             if task.left_out:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
-        data = device.data.absolute() if device.data else None
-        client = ClientInfo(device.name, data, part, parts, device.split, device.seed, device.device)
+        data = given.data.absolute() if given.data else None
+        client = ClientInfo(given.name, data, part, parts, given.split, given.seed, given.device)
         options_of_this_command().save(folder)
         clock = ServerClock()
         if not (folder / KEY_FILE).exists():
@@ -104,7 +107,7 @@ def begin(device: Device) -> int:
         secure = secure_identity(key, pinned)
         ledger = DeviceLedger(folder, hashlib.sha256(secure.public_key).hexdigest())
         executors = worker.executors()
-        datasets = DataSets(device.dataset, data, [executor.name for executor in executors])
+        datasets = DataSets(given.dataset, data, [executor.name for executor in executors])
         for dataset in datasets:
             ledger.know(dataset)
 
@@ -117,24 +120,20 @@ def begin(device: Device) -> int:
             first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account
         )
         options = LinkOptions(clock, wanted(admission, executors), lambda: admission.min_free_bytes, ledger.reported)
-        link = HttpsLink(url, key, device.name, folder, trust, options)
-        return serve(
-            StatusReporter(link, folder),
-            executors,
-            folder,
-            device.name,
-            client=client,
-            say=Logbook(folder, console.line),
-            once=device.once,
-            admission=admission,
-            worker=worker,
-            reload=reload,
-            reread=policy,
-            has=DeviceInfoProbe(
-                lambda: admission.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]
-            ),
-            secure=secure,
+        link = HttpsLink(url, key, given.name, folder, trust, options)
+        probe = DeviceInfoProbe(
+            lambda: admission.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]
         )
+        with ended_by_signals(threading.Event()) as ending:
+            return serve(
+                StatusReporter(link, folder),
+                executors,
+                Device(client, folder, admission, secure, probe),
+                ending,
+                reloader=Reloader(admission, worker, reload, policy),
+                say=Logbook(folder, console.line),
+                once=given.once,
+            )
 
 
 def pinned_roster(roster: Path | None, key: Path | None) -> dict[str, bytes] | None:

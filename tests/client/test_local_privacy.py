@@ -137,7 +137,7 @@ def test_a_model_that_some_record_drives_to_infinity_gets_a_noised_update_as_any
 )
 def test_an_update_is_zeros_if_it_or_its_loss_alone_is_not_finite(value: float, loss: float, sent: float) -> None:
     change = np.array([1.0, value], np.float32)
-    done = without_divergence(PLAN, TrainResult(loss=(loss, 1.0)), change, None, None, lambda line: None)
+    done = without_divergence(TrainResult(loss=(loss, 1.0)), change, None, None, lambda line: None)
     assert change.tolist() == [sent, sent]
     assert done.loss == ((loss, 1.0) if sent else (0.0, 0.0))
 

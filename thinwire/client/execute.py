@@ -130,7 +130,8 @@ def train(
         examples = int(max((count for _, count in header.metrics.values()), default=0))
         return Trained(replace(header, examples=examples), model.state)
     change = np.subtract(done.params, start, out=done.params)
-    done = without_divergence(job.plan, done, change, model.begin.vector, model.buffers, job.say)
+    if job.plan.is_protected:
+        done = without_divergence(done, change, model.begin.vector, model.buffers, job.say)
     if done.kept is not None and not np.isfinite(done.kept).all():
         raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
     header = _with_training(job, header, model, done, change)

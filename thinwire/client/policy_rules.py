@@ -22,7 +22,8 @@ from thinwire.core.errors import CodecError, PlanError
 from thinwire.core.formatting import counted, plain, rounded_up
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import ServerSection
-from thinwire.core.secure_numbers import ROUNDING, check_numbers
+from thinwire.core.plan_values import ROUNDING
+from thinwire.core.secure_numbers import check_numbers
 
 KINDS = get_args(Kind)
 MASKED = ("adversary", "max_corrupt_assumed", "min_cohort", "min_survivors")  # keys that need masks

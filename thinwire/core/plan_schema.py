@@ -7,6 +7,7 @@ Invariant: no key is ignored. Its type has the values that this version supports
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from thinwire.core.plan_values import (
     MAX_BATCH,
     MAX_GLOBS,
     MOST,
+    ROUNDING,
     Below1,
     Count,
     Name,
@@ -152,6 +154,19 @@ class CohortSection(Section):
         "what `best` and `target` go by; none: no limit",
     )
     requires: Requires = Field(default=Requires(), description="what a device must have to be selected")
+
+    def target_updates(self, online: int) -> int:
+        """Return from how many of `online` devices a round wants replies."""
+        if self.clients == "all":
+            return online
+        if isinstance(self.clients, float):
+            return max(1, math.ceil(self.clients * online - ROUNDING))
+        return min(self.clients, online)
+
+    def over_selected(self, target: int, online: int) -> int:
+        """Return how many of `online` devices a round selects to get `target` replies."""
+        excess = 0.0 if self.clients == "all" else self.over_select
+        return min(online, math.ceil(target * (1 + excess)))
 
 
 class LearningRate(Section):

@@ -20,6 +20,7 @@ MAX_THREADS = 1024
 MAX_SPEC = 4096  # letters that are read of a codec
 MAX_NAME = 256  # letters; Python compiles a glob of 256 letters within a millisecond
 MAX_GLOBS = 1024
+ROUNDING = 1e-9  # a share of a count may miss a whole number by a rounding error
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]

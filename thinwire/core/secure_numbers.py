@@ -1,4 +1,4 @@
-"""This module computes how many clients a round selects, and the integers of secure aggregation that follow.
+"""This module computes the integers of secure aggregation: thresholds, and how many clients a round selects and needs.
 
 They come from the plan's shares; those that do not fit are refused.
 
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted
-from thinwire.core.plan_values import SecureSection
+from thinwire.core.plan_values import ROUNDING, SecureSection
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
-ROUNDING = 1e-9
 LEAST_CLIENTS = 3  # of two clients, each could subtract its own update from the sum
 SCALAR_BITS = 63  # weights and metrics are summed in lanes of 64 bits, with a sign
 ROTATED = 65_536  # values of a block where [secure] rotate = true: an outlier is spread over the whole block
@@ -187,22 +186,6 @@ ONLINE = 10  # devices, where neither the plan nor a person names a number
 ANY = 1 << 30  # more devices than any aggregator has
 
 
-def wanted_count(plan: RunPlan, online: int) -> int:
-    """Return from how many of `online` devices a round wants replies."""
-    clients = plan.cohort.clients
-    if clients == "all":
-        return online
-    if isinstance(clients, float):
-        return max(1, math.ceil(clients * online - 1e-9))
-    return min(clients, online)
-
-
-def with_excess(plan: RunPlan, wanted: int, online: int) -> int:
-    """Return how many of `online` devices a round selects to get `wanted` replies, with over-selection."""
-    excess = 0.0 if plan.cohort.clients == "all" else plan.cohort.over_select
-    return min(online, math.ceil(wanted * (1 + excess)))
-
-
 def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
     """Return how many clients a round selects, and with how many updates it closes.
 
@@ -215,12 +198,12 @@ def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
     """
     clients = plan.cohort.clients
     if online is None and isinstance(clients, int):
-        return with_excess(plan, clients, ANY), clients
+        return plan.cohort.over_selected(clients, ANY), clients
     waits = plan.cohort.wait_for if isinstance(plan.cohort.wait_for, int) else len(plan.cohort.wait_for)
     if online is None:
         online = waits if waits >= LEAST_CLIENTS else ONLINE
-    target = wanted_count(plan, online)
-    return with_excess(plan, target, online), target
+    target = plan.cohort.target_updates(online)
+    return plan.cohort.over_selected(target, online), target
 
 
 def fewest_devices(plan: RunPlan) -> int:
@@ -233,9 +216,9 @@ def fewest_devices(plan: RunPlan) -> int:
     """
     first = plan.cohort.clients if isinstance(plan.cohort.clients, int) else max(1, plan.secure.min_survivors)
     for online in range(first, max(first, MAX_TRIED) + 1):
-        target = wanted_count(plan, online)
+        target = plan.cohort.target_updates(online)
         try:
-            check_numbers(plan.secure, with_excess(plan, target, online), target)
+            check_numbers(plan.secure, plan.cohort.over_selected(target, online), target)
         except PlanError:
             continue
         return online

@@ -22,7 +22,7 @@ from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, SecretRng, derive, seed63
-from thinwire.core.secure_numbers import check_numbers, fewest_devices, wanted_count, with_excess
+from thinwire.core.secure_numbers import check_numbers, fewest_devices
 
 MAX_CLIENTS_TRIED = 256  # devices, in the search for the fewest with which a run begins
 SHOWN = 5  # unable devices that a waiting sentence names
@@ -67,8 +67,8 @@ def select_clients(
     """
     candidates, reasons = _idle(present, unable, busy)
     able = sum(device not in unable for device in present)
-    target, limit = min(wanted_count(plan, len(present)), len(candidates)), plan.cohort.max_concurrency
-    count = with_excess(plan, target, len(candidates))
+    target, limit = min(plan.cohort.target_updates(len(present)), len(candidates)), plan.cohort.max_concurrency
+    count = plan.cohort.over_selected(target, len(candidates))
     most = max(1, limit - at_work) if limit else len(candidates)
     if count == len(candidates) <= most:
         return Cohort(candidates, candidates, target, count, able, reasons)
@@ -144,8 +144,8 @@ def wait_reason(
     else:
         absent = [device for device in wait_for if device not in present]
         have, want = sum(device in able for device in wait_for), len(wait_for)
-    target = min(wanted_count(plan, len(present)), len(able))
-    assignments = with_excess(plan, target, len(able))
+    target = min(plan.cohort.target_updates(len(present)), len(able))
+    assignments = plan.cohort.over_selected(target, len(able))
     needs = updates_needed(plan, assignments)
     notes = [f"missing {', '.join(absent)}"] if absent else []
     notes += [f"{device} {unable[device]}" for device in sorted(unable)[:SHOWN]]
@@ -193,14 +193,14 @@ def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], t
     'a round needs 2 free devices'
     """
     able = [device for device in present if device not in unable]
-    target, free = min(wanted_count(plan, len(present)), len(able)), len(able) - len(taken)
-    needs = updates_needed(plan, with_excess(plan, target, len(able)))
+    target, free = min(plan.cohort.target_updates(len(present)), len(able)), len(able) - len(taken)
+    needs = updates_needed(plan, plan.cohort.over_selected(target, len(able)))
     needs = target if plan.privacy.mode == "distributed" else needs  # its noise follows from the number of clients
     if free < needs:
         return f"a round needs {counted(needs, 'free device')}"
     if plan.secure.enabled:
         try:
-            check_numbers(plan.secure, with_excess(plan, min(target, free), free), min(target, free))
+            check_numbers(plan.secure, plan.cohort.over_selected(min(target, free), free), min(target, free))
         except PlanError as error:
             return str(error)
     return ""

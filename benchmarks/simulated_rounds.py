@@ -53,7 +53,7 @@ def rounds(work: str, clients: int, selected: int, count: int, processes: int) -
         with Store.open(home.database, durable=False) as store:
             run_sim(
                 plan_of(work, selected, count), load_task(TASKS[work]), store=store, home=home, clients=clients,
-                client=ClientInfo(), on_event=on_event, processes=processes, spec=TASKS[work],
+                client=ClientInfo(), on_event=on_event, processes=processes,
             )  # fmt: skip
     took = [(after - before for before, after in itertools.pairwise(each)) for each in zip(*moments, strict=True)]
     return {name: list(each) for name, each in zip(("seconds", "cpu_s"), took, strict=True)}

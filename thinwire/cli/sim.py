@@ -159,9 +159,8 @@ def simulated(
 
     if track:
         opener(track, "")  # an error before the task is loaded
-    spec = task_spec(plan.run.task, file, task)
-    code = load_task(spec)
-    require_processes(processes, spec, debug)
+    code = load_task(task_spec(plan.run.task, file, task))
+    require_processes(processes, code, debug)
     made = initial_model(code, plan.run.seed, plan.local.personal_layers)
     if made.left_out:
         console.note(f"warning: {made.left_out}")
@@ -186,8 +185,7 @@ def simulated(
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, client=client, debug=debug,
                 first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
-                on_begin=on_begin, on_error=partial(_tell_error, raised, tell), processes=processes, spec=spec,
-                keeps=keeps,
+                on_begin=on_begin, on_error=partial(_tell_error, raised, tell), processes=processes, keeps=keeps,
             )  # fmt: skip
         except KeyboardInterrupt:
             if keeps and begun:

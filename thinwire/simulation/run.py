@@ -123,8 +123,8 @@ def simulate(
         try:
             run_id = run_sim(
                 read, code, store=store, home=where, clients=clients, client=client, debug=debug,
-                processes=processes, spec=task if isinstance(task, str) else "", step_s=step_s, first=first,
-                on_event=calls(on_round, on_evaluate, shows), keeps=home is not None,
+                processes=processes, step_s=step_s, first=first, on_event=calls(on_round, on_evaluate, shows),
+                keeps=home is not None,
             )  # fmt: skip
         finally:
             if shows:
@@ -182,7 +182,6 @@ def run_sim(
     on_begin: Callable[[str], None] = lambda run_id: None,
     on_error: Callable[[ClientFailed, str], None] = lambda event, text: None,
     processes: int = 1,
-    spec: str = "",
     step_s: Sequence[float] = (),
     keeps: bool = False,
 ) -> str:
@@ -190,12 +189,12 @@ def run_sim(
 
     `client` holds data, split, seed and compute device of all clients. With `debug`, an exception of the task is raised
     where it happens. Without, it is a failure of the client, as on a device. With several `processes`, each of them
-    loads the task from `spec`. `on_error` gets each failure with the class and the text of its error, which may hold
+    loads the task from its spec. `on_error` gets each failure with the class and the text of its error, which may hold
     data and are recorded nowhere; it follows `on_event`.
 
     With `keeps`, the run outlives this process (kept.py), and an unfinished one of the same plan and clients goes on.
     """
-    require_processes(processes, spec, debug)
+    require_processes(processes, task, debug)
     if plan.secure.enabled and processes > 1:
         raise UsageError(
             f"secure rounds in {processes} processes",
@@ -246,7 +245,7 @@ def run_sim(
         if kept is None:
             stack.enter_context(store.gathering(run_id))
         stack.enter_context(rare_full_collections())
-        workers = stack.enter_context(answering(task, crowd, processes, spec, shared=kept is not None))
+        workers = stack.enter_context(answering(task, crowd, processes, shared=kept is not None))
         patient = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
@@ -318,7 +317,7 @@ def require_metrics(plan: RunPlan, task: LoadedTask, crowd: ClientPopulation) ->
             plan.require_metrics(known)
 
 
-def require_processes(processes: int, spec: str, debug: bool) -> None:
+def require_processes(processes: int, task: LoadedTask, debug: bool) -> None:
     """Raise `UsageError` if several processes cannot execute the task."""
     if processes == 1:
         return
@@ -326,7 +325,7 @@ def require_processes(processes: int, spec: str, debug: bool) -> None:
         raise UsageError(
             "--debug shows an error where it happens: in one process", hint="leave --processes out while you debug"
         )
-    if not spec:
+    if not task.spec:
         raise UsageError(
             f"this task does not run in {processes} processes",
             why="each imports the task for itself, and an object of this process has no name to import it by",
@@ -336,7 +335,7 @@ def require_processes(processes: int, spec: str, debug: bool) -> None:
 
 @contextlib.contextmanager
 def answering(
-    task: LoadedTask, crowd: ClientPopulation, processes: int, spec: str, shared: bool = False
+    task: LoadedTask, crowd: ClientPopulation, processes: int, shared: bool = False
 ) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards.
 
@@ -346,7 +345,7 @@ def answering(
         with keep_generators(), note_signals():
             yield SerialExecutor(crowd, InProcessExecutor(task, crowd.client.device), shared)
         return
-    workers = ProcessExecutor(spec, crowd, processes)
+    workers = ProcessExecutor(task.spec, crowd, processes)
     try:
         yield workers
     finally:

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,13 +33,17 @@ OPTIONAL = ("metrics", "evaluate", "optimizer", "train")
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task's name and its code. `file` is the source that the digest covers and that failures refer to."""
+    """A task's name and its code. `file` is the source that the digest covers and that failures refer to.
+
+    `spec` is the NAME=MODULE by which another process imports it; "" for an object of this process.
+    """
 
     name: str
     module: Any
     version: str = ""
     source_digest: str = ""
     file: str = ""
+    spec: str = ""
 
     def optional(self, name: str) -> Callable[..., Any] | None:
         """Return an optional function of the task, or None if the task does not have it."""
@@ -63,7 +67,7 @@ def load_task(spec: str) -> LoadedTask:
         raise BadUsage(
             f"--task {spec!r} is not valid", why="it reads NAME=MODULE", hint="--task digits=path/to/task.py"
         )
-    return as_task(name, _imported(module))
+    return replace(as_task(name, _imported(module)), spec=spec)
 
 
 def as_task(name: str, module: Any) -> LoadedTask:

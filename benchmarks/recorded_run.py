@@ -28,7 +28,8 @@ from thinwire.core.fleet import Fleet
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
-from thinwire.server.context import RunContext
+from thinwire.server.context import RunCommands, RunContext
+from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import mode_of
 from thinwire.server.submit import FirstModel, submit
@@ -146,7 +147,8 @@ def context(store: Store, home: AggregatorHome, run_id: str) -> RunContext:
         home,
         RealClock(),
         ConnectedDevices(),
-        lambda: None,
+        DeviceLeases(),
+        RunCommands(),
         lambda event: None,
         mode_of,
     )

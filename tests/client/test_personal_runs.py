@@ -16,6 +16,7 @@ from thinwire.client.personal_files import kept_runs, values_of, whole_model
 from thinwire.client.task import initial_model, report
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core import RunPlan
+from thinwire.core.clock import RealClock
 from thinwire.core.events import Evaluated, StateLost
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.reports.stored_models import stored_model
@@ -69,7 +70,9 @@ class Site:
         return self.drive(run_id)
 
     def drive(self, run_id: str) -> str:
-        row = drive(run_id, store=self.store, fleet=self.fleet, home=self.home, presence=self.presence)
+        row = drive(
+            run_id, store=self.store, fleet=self.fleet, home=self.home, clock=RealClock(), presence=self.presence
+        )
         assert row.status == "done", row.status_text
         return run_id
 

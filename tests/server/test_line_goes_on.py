@@ -17,6 +17,7 @@ from tests.support.crashes import LAYOUT, Fate, Killed, World
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundBecameCurrent, RoundClosed, RunStatusChanged
 from thinwire.core.types import Assignment, ReplyHeader
+from thinwire.server.context import RunCommands
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import Turn, reported
@@ -76,7 +77,9 @@ def restarted(world: World, stop: Callable[[], Any], unsaid: type[Event] | None 
 
             store.record = without  # type: ignore[method-assign, assignment]  # leaves events out
         with suppress(Killed):
-            drive(run_id, store=store, fleet=world.fleet, home=world.home, clock=world.clock, stop=stop)
+            drive(
+                run_id, store=store, fleet=world.fleet, home=world.home, clock=world.clock, commands=RunCommands(stop)
+            )
         store.record = record  # type: ignore[method-assign]  # as it was
         world.fleet = world.fleet.restart(FileSpool(world.home.spool))
         drive(run_id, store=store, fleet=world.fleet, home=world.home, clock=world.clock)

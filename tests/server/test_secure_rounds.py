@@ -24,6 +24,7 @@ from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import identity_of, simulated_key
+from thinwire.server.context import RunCommands
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.secure_round_runner import SecureRoundRunner
@@ -70,7 +71,9 @@ class World(crashes.World):
         for name in self.fleet.devices:
             key = identity_of(simulated_key(name))
             store.roster.enrol(name, hashlib.sha256(key).hexdigest(), key, "loopback")
-        drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, stop=self._alive)
+        drive(
+            run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, commands=RunCommands(self._alive)
+        )
 
 
 undisturbed = undisturbed_once(World)

@@ -23,6 +23,7 @@ from thinwire.core import VirtualClock
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
+from thinwire.server.context import RunCommands
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
@@ -77,7 +78,8 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
                 closed = [e for _, e in store.events(run_id) if isinstance(e, ModelStored) and e.version]
                 return "service" if len(closed) == stop_at else None
 
-            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop if stop_at else lambda: None)  # type: ignore[arg-type]  # an order
+            commands = RunCommands(stop) if stop_at else RunCommands()  # type: ignore[arg-type]  # a command
+            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, commands=commands)
 
         on(BEFORE)
         store.roster.revoke("sim-2")

@@ -57,6 +57,7 @@ from thinwire.core.events import (
 from thinwire.core.statedir import AggregatorHome, sync_path
 from thinwire.core.types import Assignment, UpdateId, UpdateOutcome, Vector
 from thinwire.server import round_close
+from thinwire.server.context import RunCommands
 from thinwire.server.round_close import finish
 from thinwire.server.run import drive
 from thinwire.server.state.assignment_ledger import KEPT
@@ -262,7 +263,7 @@ class World:
     def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
         """Drive the run. Until its death it goes as the undisturbed run, whose tables were compared."""
         linked = LinkedFleet(self.fleet, store, run_id, agreed)
-        drive(run_id, store=store, fleet=linked, home=self.home, clock=self.clock, stop=self._alive)
+        drive(run_id, store=store, fleet=linked, home=self.home, clock=self.clock, commands=RunCommands(self._alive))
 
     def _alive(self) -> None:
         if self.clock.now() >= self.dies_at:

@@ -17,7 +17,7 @@ from thinwire.core.events import Event, ModelStored, RunNoted
 from thinwire.core.run_events import FirstModelAssigned
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.reason_text import sentence
-from thinwire.server.context import StopCommand
+from thinwire.server.context import RunCommands, StopCommand
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
@@ -82,7 +82,7 @@ class Started:
         clock = self.fleet.virtual
         drive(
             self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=clock,
-            stop=lambda: ends if clock.now() >= until else None,
+            commands=RunCommands(lambda: ends if clock.now() >= until else None),
         )  # fmt: skip
 
     @property

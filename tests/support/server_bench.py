@@ -20,6 +20,7 @@ from thinwire.core.events import Event, RoundClosed
 from thinwire.core.fleet import SECURE_PARTS, Envelope, Hello, Spool, TaskReport
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
+from thinwire.server.context import RunCommands
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import HeldSpool, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
@@ -103,8 +104,11 @@ class Bench:
         params, buffers = np.zeros(layout.size, np.float32), np.zeros(BufferMean(layout).layout.size, np.float32)
         self.run_id = submit(self.store, self.home, plan, FirstModel(layout, report, params, buffers))
 
-    def drive(self, **more: Any) -> RunRow:
-        return drive(self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=self.clock, **more)
+    def drive(self, stop: Any = lambda: None, **more: Any) -> RunRow:
+        return drive(
+            self.run_id, store=self.store, fleet=self.fleet, home=self.home, clock=self.clock,
+            commands=RunCommands(stop), **more,
+        )  # fmt: skip
 
     def restart(self) -> None:
         """Another aggregator before the same devices: of the store it has what lies on the disk."""

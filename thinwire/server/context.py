@@ -7,7 +7,7 @@ records events, sends assignments, polls arrivals, and keeps replies that no rou
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -31,13 +31,7 @@ from thinwire.core.formatting import counted
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import (
-    Assignment,
-    AssignmentKind,
-    Failure,
-    ReplyHeader,
-    assignment_round,
-)
+from thinwire.core.types import Assignment, AssignmentKind, Failure, ReplyHeader, assignment_round
 from thinwire.server.aggregator import Model
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
@@ -59,6 +53,18 @@ RETURN_S = 30.0  # after a restart the run waits this long for devices to reconn
 POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
 
 
+@dataclass(frozen=True)
+class RunCommands:
+    """The commands of people about one run, which its drivers read often.
+
+    `stop` returns "run" to end it for good, "after-round" to do so when the open round has closed, and "service" to
+    leave it to the next start. While `paused` returns a text, no round opens, and the text ends the status.
+    """
+
+    stop: Callable[[], StopCommand] = lambda: None
+    paused: Callable[[], str | None] = lambda: None
+
+
 class RunContext:
     """Holds everything that the drivers of one run share.
 
@@ -66,21 +72,12 @@ class RunContext:
     """
 
     def __init__(
-        self,
-        run_id: str,
-        store: Store,
-        fleet: Fleet,
-        home: AggregatorHome,
-        clock: Clock,
-        presence: ConnectedDevices,
-        stop: Callable[[], StopCommand],
-        on_event: Callable[[Event], None],
+        self, run_id: str, store: Store, fleet: Fleet, home: AggregatorHome, clock: Clock,
+        presence: ConnectedDevices, leases: DeviceLeases, commands: RunCommands, on_event: Callable[[Event], None],
         mode_of: Callable[[RunPlan], RoundMode],
-        leases: DeviceLeases | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
-        self.home, self.on_event, self._stop = home, on_event, stop
-        self.leases = leases or DeviceLeases()
+        self.home, self.commands, self.on_event, self.leases = home, commands, on_event, leases
         self.stopped: StopCommand = None
         self.in_round = False  # a round is driven: a command to stop after the round waits for its close
         row = store.run(run_id)
@@ -188,7 +185,7 @@ class RunContext:
 
         To stop after the round means to stop, unless a round is driven, or all rounds are made.
         """
-        command = self._stop()
+        command = self.commands.stop()
         if command == "after-round":
             return None if self.in_round or self.run_state.steps_made >= self.plan.run.rounds else "run"
         return command

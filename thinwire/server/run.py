@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from thinwire.core.clock import Clock, RealClock
+from thinwire.core.clock import Clock
 from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients, TooLittleSpace
 from thinwire.core.events import ENDED, Event, RoundOpened
 from thinwire.core.fleet import ClientDisconnected, Fleet
@@ -19,7 +19,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Failure, ReplyHeader, evaluation_id_of
 from thinwire.server.buffered_round import BufferedMode
-from thinwire.server.context import POLL_S, RunContext, StopCommand, reconnect_text
+from thinwire.server.context import POLL_S, RunCommands, RunContext, reconnect_text
 from thinwire.server.device_terms import invalid_reply
 from thinwire.server.evaluation import require_metrics
 from thinwire.server.holdout import Holdout, HoldoutWatch, due_versions
@@ -39,7 +39,6 @@ from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
-Paused = Callable[[], str | None]  # None: the run goes on
 MODES = (DistributedMode, SecureMode, SampledMode, CentralMode, DeviceMode, PipelinedMode, BufferedMode, RoundMode)
 
 
@@ -54,20 +53,17 @@ def drive(
     store: Store,
     fleet: Fleet,
     home: AggregatorHome,
-    clock: Clock | None = None,
+    clock: Clock,
     presence: ConnectedDevices | None = None,
-    stop: Callable[[], StopCommand] = lambda: None,
-    paused: Paused = lambda: None,
+    commands: RunCommands = RunCommands(),
     leases: DeviceLeases | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     holdout: Holdout | None = None,
 ) -> RunRow:
     """Execute or resume a run until it is done, failed or stopped, and return its row.
 
-    `stop` is called often: "run" ends the run for good, "after-round" does so when the open round has closed; "service"
-    leaves it unchanged, and the next start resumes it.
-    While `paused` returns a text, no round opens, and the text ends the status. `leases` are those of all runs that
-    share the devices. `holdout` has the evaluations of a plan with `[run] evaluate = "holdout"`.
+    `presence` has the devices that are connected when the run begins, `leases` are those of all runs that share the
+    devices. `holdout` has the evaluations of a plan with `[run] evaluate = "holdout"`.
 
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
     disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
@@ -75,14 +71,14 @@ def drive(
     A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no aggregator resumes
     it. Therefore `NotWritten` ends it as failed, unless it outlives its process.
     """
-    clock, presence = clock or RealClock(), presence or ConnectedDevices()
-    running = RunContext(run_id, store, fleet, home, clock, presence, stop, on_event, mode_of, leases)
+    presence, leases = presence or ConnectedDevices(), leases or DeviceLeases()
+    running = RunContext(run_id, store, fleet, home, clock, presence, leases, commands, on_event, mode_of)
     watch = HoldoutWatch(running, holdout) if running.plan.run.evaluate == "holdout" else None
     if watch is not None:
         running.on_poll = watch.record
     try:
         try:
-            _rounds(running, paused, watch)
+            _rounds(running, watch)
         finally:
             running.leases.leave(run_id)
         if running.stopped != "service":
@@ -101,17 +97,15 @@ def drive(
     return store.run(run_id)
 
 
-def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> None:
+def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, run_state = running.plan, running.run_state
-    if run_state.bases.model is None and not (
-        (run_state.first.open or _gather(running, paused)) and take_first_model(running)
-    ):
+    if run_state.bases.model is None and not ((run_state.first.open or _gather(running)) and take_first_model(running)):
         return
     running.assign(running.mode.sent_again(running))
     if run_state.line.current and run_state.line.accepts_replies:
         running.record_resumed(run_state.line.current.round)
-        if (runner := _ready_runner(running, run_state.line.current, paused)) is None:
+        if (runner := _ready_runner(running, run_state.line.current)) is None:
             return
         _drive_round(running, rebuild_round(runner), watch)
     _await_holdout(running, watch)
@@ -125,13 +119,13 @@ def _rounds(running: RunContext, paused: Paused, watch: HoldoutWatch | None) -> 
                 hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
             )
         running.mode.require_budget(running)
-        if not _gather(running, paused):
+        if not _gather(running):
             return
         if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
             continue
         current = run_state.line.current or opened
-        if (runner := _ready_runner(running, current, paused)) is None:
+        if (runner := _ready_runner(running, current)) is None:
             return
         _drive_round(running, rebuild_round(runner) if run_state.line.now.since else runner, watch)
         _await_holdout(running, watch)
@@ -151,7 +145,7 @@ def _await_holdout(running: RunContext, watch: HoldoutWatch | None, over: bool =
         listen(running, POLL_S)
 
 
-def _ready_runner(running: RunContext, opened: RoundOpened, paused: Paused) -> RoundRunner | None:
+def _ready_runner(running: RunContext, opened: RoundOpened) -> RoundRunner | None:
     """Return the driver of a round, once the disk has space for its updates; None if the run is stopped before.
 
     Meanwhile the run's clock stands still, other runs go on, and a person may pause this one. Nothing makes space for a
@@ -172,8 +166,8 @@ def _ready_runner(running: RunContext, opened: RoundOpened, paused: Paused) -> R
                 running.go_on()
                 running.status("running", f"round {opened.round} goes on")
             return runner
-        if paused() is not None:
-            _wait_while(running, paused)
+        if running.commands.paused() is not None:
+            _wait_while_paused(running)
         if running.must_stop():
             return None
         listen(running, POLL_S)
@@ -223,7 +217,7 @@ def _leave(running: RunContext) -> None:
         listen(running, POLL_S)
 
 
-def _gather(running: RunContext, paused: Paused) -> bool:
+def _gather(running: RunContext) -> bool:
     """Wait until enough devices are online and the run is not paused, or the current pipelined round can close; return
     False if the run is stopped.
 
@@ -233,8 +227,8 @@ def _gather(running: RunContext, paused: Paused) -> bool:
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # note the devices that connected before the run began
     while True:
-        if paused() is not None:
-            _wait_while(running, paused)
+        if running.commands.paused() is not None:
+            _wait_while_paused(running)
             if running.must_stop():
                 return False
         _take_turn(running)
@@ -268,11 +262,11 @@ def _take_turn(running: RunContext) -> None:
         listen(running, POLL_S)
 
 
-def _wait_while(running: RunContext, paused: Paused) -> None:
+def _wait_while_paused(running: RunContext) -> None:
     """Open no round until a person lets the run go on or stops it; replies are kept for the next round."""
     made = f"{running.run_state.steps_made} of {counted(running.plan.run.rounds, 'round')}"
     running.pause()
-    while (more := paused()) is not None and not running.must_stop():
+    while (more := running.commands.paused()) is not None and not running.must_stop():
         running.status("paused", f"paused by a person after {made}{more}")
         listen(running, POLL_S)
     running.go_on()

@@ -44,7 +44,7 @@ from thinwire.core.statedir import MB, AggregatorHome
 from thinwire.privacy.messages import max_bytes
 from thinwire.server import command_queue
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.context import POLL_S, StopCommand
+from thinwire.server.context import POLL_S, RunCommands, StopCommand
 from thinwire.server.dispatcher import Dispatcher, FullDisk
 from thinwire.server.holdout import CommandedHoldout
 from thinwire.server.leases import DeviceLeases
@@ -306,8 +306,8 @@ class Service:
         def driver(own: Fleet, here: ConnectedDevices) -> None:
             require_allowed(self.store, self.home, run_id)
             drive(
-                run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, presence=here, stop=stop,
-                leases=self.leases, paused=paused, on_event=partial(self.on_event, run_id),
+                run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, presence=here,
+                commands=RunCommands(stop, paused), leases=self.leases, on_event=partial(self.on_event, run_id),
                 holdout=CommandedHoldout(self.commands),
             )  # fmt: skip
 

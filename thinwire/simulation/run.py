@@ -43,7 +43,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.context import StopCommand
+from thinwire.server.context import RunCommands, StopCommand
 from thinwire.server.policy.cohort import fewest_to_begin, wait_reason
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit, with_whole_id
@@ -257,7 +257,7 @@ def run_sim(
                 on_error(event, recalled(crowd.folder / event.device))
 
         row = drive(
-            run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=heard,
+            run_id, store=store, fleet=fleet, home=home, clock=clock, commands=RunCommands(stop), on_event=heard,
             holdout=holdout,
         )  # fmt: skip
         if kept and row.status in ENDED:
@@ -393,5 +393,5 @@ def run_scripted(
     nothing = np.zeros(0, np.float32)
     run_id = submit(store, home, plan, FirstModel(layout, reported(plan, layout), first, nothing), source="sim")
     with store.gathering(run_id):
-        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, stop=stop)
+        drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, commands=RunCommands(stop))
     return run_id

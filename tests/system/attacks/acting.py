@@ -15,6 +15,7 @@ from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked
 from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan
+from thinwire.core.clock import RealClock
 from thinwire.core.events import Event
 from thinwire.core.fleet import Delivery, Link, TaskReport
 from thinwire.core.statedir import AggregatorHome
@@ -67,7 +68,7 @@ def acted(
             begun(here)
             for thread in threads:
                 thread.start()
-            row = drive(run_id, store=store, fleet=here.fleet, home=home)
+            row = drive(run_id, store=store, fleet=here.fleet, home=home, clock=RealClock())
         finally:
             over.set()
             for thread in threads:

@@ -25,6 +25,7 @@ from thinwire.client.admission import AdmissionController
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.train.protocol import ClientInfo
+from thinwire.core.clock import RealClock
 from thinwire.core.errors import NotOffered, Unreachable
 from thinwire.core.fleet import ClientConnected, Delivery, Envelope
 from thinwire.core.statedir import AggregatorHome, private_folder
@@ -132,7 +133,7 @@ def run_on_a_new_aggregator(root: Path, device: Device, tls: bool, port: int = 0
         run_id = submit(store, home, PLAN, FirstModel(layout, executor.report(), first, np.zeros(0, np.float32)))
         assert run_id == RUN
         with device.running(here):
-            return drive(run_id, store=store, fleet=here.fleet, home=home)
+            return drive(run_id, store=store, fleet=here.fleet, home=home, clock=RealClock())
 
 
 def port_of(here: Place) -> int:

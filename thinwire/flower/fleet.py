@@ -39,7 +39,7 @@ from thinwire.transport.server.listener import Listener
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
 from thinwire.transport.server.registration import CaRoute, HelloRoute, JoinRoute, LeaveRoute
-from thinwire.transport.server.tls import CertificateProvider
+from thinwire.transport.server.tls import CertificateProvider, TrustedCas
 from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
 GRACE_S = 4.0  # time to reconnect for a device whose connection closed
@@ -79,13 +79,12 @@ class FlowerFleet:
         directory: Path | None = None,
     ) -> None:
         self._clock = clock = clock or RealClock()
-        self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
-        self._guests = guests
+        self._roster, self._spool, self._superlink, self._guests = roster, spool, SuperLink(), guests
         self._guest_accounts: dict[str, TrafficCounter] = {}  # by fingerprint
         self._state = self._superlink.state
         self._state.watch(self._wake)
         self._mailbox = Mailbox(self._state)
-        self._ca_pins: dict[str, tuple[str, ...]] = {}  # pins of CAs by device, from hellos since the start
+        self._cas = TrustedCas(authority, roster)
         self._presence = Presence(self._state, clock, grace_s, poll_s, self._left)
         self._sweep_s, self._heard_s = min(1.0, grace_s / 4), min(HEARD_S, poll_s / 8)
         self._authenticator = RequestAuthenticator(roster, clock, private=authority is None, guests=guests)
@@ -93,20 +92,19 @@ class FlowerFleet:
         reply_receiver = ReplyReceiver(self._mailbox, self._presence, spool, clock, limits)
         self._uploads = Uploads(reply_receiver, self._presence, spool, clock)
         self._authenticator.room = self._room
-        self._pull = PullRoute(self._authenticator, self._mailbox, self._presence, clock, poll_s)
+        self._pull = PullRoute(self._authenticator, self._mailbox, self._presence, clock)
         push = PushRoute(reply_receiver, self._uploads, self._presence, spool, clock, limits, self._pull)
         hello = HelloRoute(
-            roster, spool, self._mailbox, self._presence, clock, poll_s, self._cas, self._called,
-            self._ca_pins.__setitem__, self._authenticator.still, speaks,
-        )  # fmt: skip
+            roster, spool, self._mailbox, self._presence, clock, self._authenticator, self._cas, self._called, speaks
+        )
         routes: dict[str, Serve] = {
             "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.take,
             "offset": self._uploads.tell, "bundle": BundleRoute(self._mailbox, self._presence),
             "leave": LeaveRoute(roster, self._revoke_here),
         }  # fmt: skip
         if authority is not None:
-            routes["ca"] = CaRoute(self._cas, authority.server_name)
-            routes["join"] = JoinRoute(roster, self._authenticator, clock, self._cas)
+            routes["ca"] = CaRoute(authority)
+            routes["join"] = JoinRoute(roster, self._authenticator, clock, authority)
         self._enter_all(spool)
         self._device_api = DeviceApi(routes, clock, self._called, guests)
         self._listener = Listener(
@@ -238,9 +236,6 @@ class FlowerFleet:
             return self._uploads.room(row, found)
         return push_bytes(self._limits.max_header_bytes())
 
-    def _cas(self) -> tuple[str, ...]:
-        return self._authority.cas() if self._authority else ()
-
     def _wake(self, devices: Iterable[str]) -> None:
         self._listener.soon(self._presence.wake, devices)
 
@@ -316,12 +311,8 @@ class FlowerFleet:
 
     def _renew(self) -> None:
         """Renew the certificate; after a rotation make each device send a hello, by which it receives the new CA."""
-        if self._authority is None:
-            return
-        if self._authority.renew():
+        if self._cas.renew():
             self._listener.soon(self._presence.greet_again)
-        rows = [row for row in self._roster.rows() if row.state == "approved" and row.how != "stock" and row.is_intact]
-        self._authority.confirmed([self._ca_pins.get(row.name, ()) for row in rows if row.how != "loopback"])
 
 
 def _read_known(path: Path | None) -> KnownAddresses:

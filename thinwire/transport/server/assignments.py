@@ -59,14 +59,12 @@ class Wanted:
 class PullRoute:
     """Serves pulls. A waiting pull costs one timer and one event, and no work while nothing happens.
 
-    `poll_s` is the wait in seconds that devices are told. While `closing` is True, pulls are refused.
+    While `closing` is True, pulls are refused.
     """
 
-    def __init__(
-        self, authenticator: RequestAuthenticator, mailbox: Mailbox, presence: Presence, clock: Clock, poll_s: float
-    ) -> None:
+    def __init__(self, authenticator: RequestAuthenticator, mailbox: Mailbox, presence: Presence, clock: Clock) -> None:
         self._authenticator, self._mailbox, self._presence = authenticator, mailbox, presence
-        self._clock, self._most_s = clock, poll_s * SPREAD
+        self._clock, self._most_s = clock, presence.poll_s * SPREAD
         self.closing = False
 
     async def __call__(self, request: Request) -> None:

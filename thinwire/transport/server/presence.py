@@ -65,7 +65,8 @@ class Presence:
         self, state: LinkState, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None],
     ) -> None:  # fmt: skip
         self._state = state
-        self._clock, self._grace_s, self._poll_s, self._left = clock, grace_s, poll_s, left
+        self.poll_s = poll_s
+        self._clock, self._grace_s, self._left = clock, grace_s, left
         self._now: dict[str, DeviceConnection] = {}
         self._accounts: dict[str, TrafficCounter] = {}
 
@@ -160,7 +161,7 @@ class Presence:
                 continue
             if not connection.wire.open and min(silent_s, unserved_s) > self._grace_s:
                 self._gone(connection, "its connection is closed", silent_s)
-            elif silent_s > 2 * self._poll_s or min(silent_s, unserved_s) > self._poll_s + self._grace_s:
+            elif silent_s > 2 * self.poll_s or min(silent_s, unserved_s) > self.poll_s + self._grace_s:
                 self._gone(connection, f"it has not called for {silent_s:.0f} s", silent_s)
 
     def heard(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload, NotInvited, Refused
 from thinwire.core.fleet import ClientConnected, DeviceRow, Hello, Joining, Roster, Spool, Welcome
 from thinwire.core.formatting import grouped
-from thinwire.core.protocol import SPEAKS, Range, read_json
+from thinwire.core.protocol import Range, read_json
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import ApiError, packed
@@ -27,6 +27,7 @@ from thinwire.transport.server.app import Request
 from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
+from thinwire.transport.server.tls import CertificateProvider, TrustedCas
 
 MAX_HELLOS, WITHIN_S = 60, 60.0  # registrations of one device: each writes its row of the table of devices
 SETTLE_S = 1.0  # a registration waits this long for the previous process's connection to close
@@ -39,22 +40,19 @@ log = logging.getLogger("thinwire.device_api")
 class HelloRoute:
     """Registers client processes.
 
-    `cas` gives the certificates (PEM) that devices shall trust. `called` is called with the request of a device that
-    was unknown before it registered. `held` is called with a device's name and the pins that it reports. `still` raises
-    `ApiError` for a device that was revoked since its request was admitted. `speaks` is the range of protocol versions.
+    `called` is called with the request of a device that was unknown before it registered. `speaks` is the range of
+    protocol versions.
     """
 
     def __init__(
         self, roster: Roster, spool: Spool, mailbox: Mailbox, presence: Presence, clock: Clock,
-        poll_s: float, cas: Callable[[], tuple[str, ...]], called: Callable[[Request], None],
-        held: Callable[[str, tuple[str, ...]], None], still: Callable[[DeviceRow], DeviceRow], speaks: Range = SPEAKS,
+        authenticator: RequestAuthenticator, cas: TrustedCas, called: Callable[[Request], None], speaks: Range,
     ) -> None:  # fmt: skip
         self._roster, self._spool = roster, spool
         self._mailbox, self._presence, self._clock = mailbox, presence, clock
         self._said: dict[str, deque[float]] = {}  # when each device has registered
         self._apart: dict[str, str] = {}  # devices without a common protocol version, and why: logged once
-        self._poll_s, self._cas, self._called = poll_s, cas, called
-        self._held, self._still, self._speaks = held, still, speaks
+        self._authenticator, self._cas, self._called, self._speaks = authenticator, cas, called, speaks
 
     async def __call__(self, request: Request) -> None:
         """Serve a registration."""
@@ -77,10 +75,10 @@ class HelloRoute:
         said = replace(said, name=row.name)  # a renamed device reports its old name until it gets the new one
         if known is None:
             self._require_pause(row.name)
-        self._held(row.name, said.trusted_pins)
+        self._cas.reported(row.name, said.trusted_pins)
         self._presence.renamed(self._roster.rows())
         await self._alone(said)
-        self._still(row)  # it may have been revoked meanwhile
+        self._authenticator.still(row)  # it may have been revoked meanwhile
         # There is no await since `_alone`, so two registrations cannot both begin.
         if self._presence.begin(said, request.wire, version, row.fingerprint):
             self._mailbox.greeted(row.name, said.process)
@@ -94,8 +92,9 @@ class HelloRoute:
         # A run that ends after this reads the arrival of this device from the mailbox, and sends it a stop.
         ended = await asyncio.to_thread(self._roster.ended, said.open_runs) if said.open_runs else ()
         welcome = Welcome(
-            row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas(), runs, ended
-        )
+            row.name, sequences, self._presence.poll_s, self._clock.wall(), version, spread_s,
+            self._cas.certificates(), runs, ended,
+        )  # fmt: skip
         await request.answer(200, packed(registration.to_bytes(welcome)))
 
     def _enrol(self, said: Hello, identity: Identity) -> DeviceRow:
@@ -156,12 +155,12 @@ MAX_JOIN_BYTES = 16 * 2**10  # of a join's JSON: a stranger's 4 KiB could inflat
 class CaRoute:
     """Serves the only anonymous response: the CA certificates, and the server name for which the leaf is issued."""
 
-    def __init__(self, cas: Callable[[], tuple[str, ...]], server_name: Callable[[], str]) -> None:
-        self._cas, self._server_name = cas, server_name
+    def __init__(self, authority: CertificateProvider) -> None:
+        self._authority = authority
 
     async def __call__(self, request: Request) -> None:
         """Serve the certificates as JSON."""
-        said = {"cas": list(self._cas()), "server_name": self._server_name()}
+        said = {"cas": list(self._authority.cas()), "server_name": self._authority.server_name()}
         await request.answer(200, json.dumps(said).encode(), JSON)
 
 
@@ -169,9 +168,9 @@ class JoinRoute:
     """Enrolls one device for each invitation. From outside all unusable invitations look alike."""
 
     def __init__(
-        self, roster: Roster, authenticator: RequestAuthenticator, clock: Clock, cas: Callable[[], tuple[str, ...]]
+        self, roster: Roster, authenticator: RequestAuthenticator, clock: Clock, authority: CertificateProvider
     ) -> None:
-        self._roster, self._authenticator, self._clock, self._cas = roster, authenticator, clock, cas
+        self._roster, self._authenticator, self._clock, self._authority = roster, authenticator, clock, authority
 
     async def __call__(self, request: Request) -> None:
         """Serve a request to join."""
@@ -204,7 +203,9 @@ class JoinRoute:
         await request.answer(200, self._said(row), JSON)
 
     def _said(self, row: DeviceRow) -> bytes:
-        said = {"name": row.name, "state": row.state, "fingerprint": row.fingerprint, "cas": list(self._cas())}
+        said = {
+            "name": row.name, "state": row.state, "fingerprint": row.fingerprint, "cas": list(self._authority.cas()),
+        }  # fmt: skip
         return json.dumps(said).encode()
 
 

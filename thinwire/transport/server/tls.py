@@ -27,6 +27,7 @@ from typing import Protocol
 from cryptography import x509
 
 from thinwire.core.errors import DataLost, UsageError
+from thinwire.core.fleet import Roster
 from thinwire.core.invitation import SYSTEM
 from thinwire.core.net import is_ip_address
 from thinwire.core.statedir import keep_private, private_folder, write_atomically
@@ -68,6 +69,34 @@ class CertificateProvider(Protocol):
 
     def confirmed(self, trusted_pins: Sequence[Sequence[str]]) -> None:
         """Retire old CAs; `trusted_pins` are the pins that each device trusts."""
+
+
+class TrustedCas:
+    """The CAs that devices trust, and which of them each device knows by now: it reports that when it registers.
+
+    Without an `authority` there are none: the device API has no TLS, and is for this machine alone.
+    """
+
+    def __init__(self, authority: CertificateProvider | None, roster: Roster) -> None:
+        self._authority, self._roster = authority, roster
+        self._pins: dict[str, tuple[str, ...]] = {}  # by device, from hellos since the start
+
+    def certificates(self) -> tuple[str, ...]:
+        """Return the CA certificates as PEM, the latest first."""
+        return self._authority.cas() if self._authority else ()
+
+    def reported(self, device: str, pins: tuple[str, ...]) -> None:
+        """Note the pins that a device trusts."""
+        self._pins[device] = pins
+
+    def renew(self) -> bool:
+        """Renew the certificate, and retire CAs that no device needs any more; return True if the CAs changed."""
+        if self._authority is None:
+            return False
+        changed = self._authority.renew()
+        rows = [one for one in self._roster.rows() if one.state == "approved" and one.how != "stock" and one.is_intact]
+        self._authority.confirmed([self._pins.get(row.name, ()) for row in rows if row.how != "loopback"])
+        return changed
 
 
 def _utc() -> datetime:

@@ -33,7 +33,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, AssignmentKind, Failure, ReplyHeader, assignment_round
 from thinwire.server.aggregator import Model
-from thinwire.server.leases import DeviceLeases
+from thinwire.server.leases import DeviceLeases, RunShare
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
 from thinwire.server.policy.cohort import short_of, wait_reason
@@ -141,8 +141,11 @@ class RunContext:
         begins = not self.run_state.rounds_opened or self._stands_at is not None or self.run_state.status == "queued"
         if self._stands_at is not None:
             self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
-        priority, ledger, shares = self.plan.run.priority, self.run_state.ledger, self.mode.shares_devices
-        self.leases.join(self.run_id, priority, ledger, lambda: self.elapsed, begins, shares, lambda: self.deferred)
+        share = RunShare(
+            self.run_id, self.plan.run.priority, self.run_state.ledger, lambda: self.elapsed, lambda: self.deferred,
+            leases=self.mode.shares_devices,
+        )  # fmt: skip
+        self.leases.join(share, begins)
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make events and measurements durable in one transaction, then apply and publish the events."""

@@ -66,7 +66,7 @@ class DeviceLeases:
     The drivers of runs take turns, so between a question and the event that selects the device nothing changes.
 
     >>> leases = DeviceLeases()
-    >>> leases.join("digits-1", 1.0, AssignmentLedger(), lambda: 0.0)
+    >>> leases.join(RunShare("digits-1", 1.0, AssignmentLedger(), lambda: 0.0))
     >>> leases.reason("digits-1", "pi-1")
     ''
     """
@@ -85,25 +85,15 @@ class DeviceLeases:
         mine = self._runs.get(run_id)
         return mine if mine and mine.leases else None
 
-    def join(
-        self,
-        run_id: str,
-        priority: float,
-        ledger: AssignmentLedger,
-        elapsed: Callable[[], float],
-        begins: bool = True,
-        leases: bool = True,
-        replied: Callable[[], Container[str]] = tuple,
-    ) -> None:
-        """Add a run that becomes active; `ledger`, `elapsed`, `replied` and `leases` are those of its `RunShare`.
+    def join(self, mine: RunShare, begins: bool = True) -> None:
+        """Add a run that becomes active.
 
         A run that `begins` or goes on after a pause starts level with the run that has used least. Without `begins` it
         was resumed after a restart, and has used what its ledger says.
         """
-        mine = RunShare(run_id, priority, ledger, elapsed, replied, leases=leases)
         if begins:
             mine.raise_to(min((one.used_s for one in self._runs.values() if one.leases), default=0.0))
-        self._runs[run_id] = mine
+        self._runs[mine.run_id] = mine
 
     def leave(self, run_id: str) -> None:
         """Remove a run that is over, paused or left to the next start."""

@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from thinwire.core.formatting import Capped
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
-    from thinwire.core.prng import SecretRng
     from thinwire.core.types import ReplyHeader, State, Vector
     from thinwire.server.aggregator import WeightCaps
     from thinwire.server.context import RunContext
@@ -162,13 +161,7 @@ class CentralMode(SpendingRounds):
         del caps
         noise, clients = self.noise(running), self.divisor(running, opened.round)
         made = PrivateAggregator(
-            self.plan,
-            running.layout,
-            opened.codec,
-            partial(assigned_codec, running),
-            noise,
-            clients,
-            self.clip(running),
+            self.plan, running.layout, partial(assigned_codec, running), noise, clients, self.clip(running)
         )
         if (tree := self.tree(running)) is not None:
             assert isinstance(self.plan.cohort.clients, int), "the plan check demands it"
@@ -226,16 +219,14 @@ class PrivateAggregator(RoundAggregator):
         self,
         plan: RunPlan,
         layout: Layout,
-        codec: str,
         codec_of: Callable[[ReplyHeader], str],
         noise: NoisePlan,
         selected: float,
         clip: float,
-        rng: SecretRng | None = None,
     ) -> None:
         self.plan, self.layout, self.codec_of = plan, layout, codec_of  # the float sums of other rounds take memory
         self.algorithm, self.weights, self._bound = None, None, {}
-        self.noise, self.rng = noise, rng or SystemRng()
+        self.noise, self.rng = noise, SystemRng()
         self.draw: Draw = lambda out: noise.sampler.fill(out, self.rng)
         self.sum = PrivateSum(layout.model_size, clip, noise.scale, selected, self.rng, noise.count)
 

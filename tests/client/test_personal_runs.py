@@ -26,6 +26,7 @@ from thinwire.server.run_extension import extend_run
 from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store
+from thinwire.store.read_models import CommandRow
 
 NAMES = ("pi-01", "pi-02")
 
@@ -98,7 +99,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_values_go_on_after_an_extension_and_into_a_run_that_begins_with_the_model(site: Site) -> None:
     first = site.run(site.plan())
     assert site.personal(first)[0] == 0.0, "those of model()"
-    extend_run(site.store, site.home, first, 1, {}, "ann")
+    extend_run(site.store, site.home, CommandRow(1, "extend-run", first, {"rounds": 1}, "ann", 0.0))
     site.drive(first)
     later = site.run(site.plan(init=f"run:{first}"))
     fresh = site.run(site.plan(seed=1))

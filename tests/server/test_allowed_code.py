@@ -21,6 +21,7 @@ from thinwire.server import command_queue
 from thinwire.server.run_extension import extend_run
 from thinwire.server.submit import start
 from thinwire.store import START_RUN, Store
+from thinwire.store.read_models import CommandRow
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,11 @@ def test_a_restart_ends_it_and_no_command_gives_it_more_rounds(tmp_path: Path) -
     serves(bench, 60.0)
     assert refusal(bench.store, run_id) == ("failed", 2, True)
     assert bench.store.run(bench.run_id).status == "done", "a run of no such code goes on"
+    command = CommandRow(1, "extend-run", run_id, {"rounds": 1}, "operator", 0.0)
     with pytest.raises(PlanError, match="aggregator.toml does not allow it"):
-        extend_run(bench.store, bench.home, run_id, 1, {}, "operator")
+        extend_run(bench.store, bench.home, command)
     allow(bench, "*:HalfStep")
-    assert extend_run(bench.store, bench.home, run_id, 1, {}, "operator").status == "queued"
+    assert extend_run(bench.store, bench.home, command).status == "queued"
 
 
 def test_a_pause_ends_it_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from thinwire.server import command_queue
 from thinwire.server.run_extension import extend_run
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import empty_state
+from thinwire.store.read_models import CommandRow
 
 SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3}
 
@@ -33,7 +34,9 @@ def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def extended(site: Site, run_id: str, rounds: int = 2, **sets: str) -> Any:
     changes = {key.replace("__", "."): value for key, value in sets.items()}
-    return extend_run(site.store, site.home, run_id, rounds, changes, "ann", wall=site.clock.wall)
+    number = 1000 + site.store.run(run_id).rounds_total  # another for each extension
+    command = CommandRow(number, "extend-run", run_id, {"rounds": rounds, "sets": changes}, "ann", 0.0)
+    return extend_run(site.store, site.home, command, site.clock.wall)
 
 
 def story(folder: Path, fate: Fate | None = None, **sections: Any) -> tuple[Site, str]:
@@ -106,7 +109,7 @@ def test_a_service_carries_the_command_out_and_once_only(tmp_path: Path) -> None
     run_id = site.submit()
     site.serve()
     command = site.store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {}}, "ann")
-    extend_run(site.store, site.home, run_id, 2, {}, "ann", command)  # and died before it answered
+    extend_run(site.store, site.home, site.store.commands.pending()[0])  # and died before it answered
     site.serve()
     assert site.store.commands.result(command) == {"done": True, "rounds": 5}
     assert site.store.run(run_id).rounds_closed == 5

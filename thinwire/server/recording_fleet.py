@@ -132,9 +132,8 @@ class UndrivenCommands:
 
     def _extend(self, command: CommandRow, home: AggregatorHome) -> None:
         """Carry out a command to give a run that is over more rounds; a refusal is the command's result."""
-        rounds, sets = int(command.args["rounds"]), dict(command.args.get("sets") or {})
         try:
-            row = extend_run(self._store, home, command.run_id, rounds, sets, command.who, command.id, self._clock.wall)
+            row = extend_run(self._store, home, command, self._clock.wall)
             result: dict[str, Any] = {"rounds": row.rounds_total}
         except NotWritten:
             raise

@@ -36,6 +36,7 @@ from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState, empty_state
 from thinwire.server.submit import require_allowed
 from thinwire.store import RunRow, Store
+from thinwire.store.read_models import CommandRow
 
 CHANGEABLE: Final = frozenset({  # keys that decide nothing about rounds that are closed
     "run.priority", "run.target", "run.evaluate_every", "cohort.clients", "cohort.wait_for",
@@ -50,19 +51,18 @@ SPENDING: Final = frozenset({  # of those, what the cost of a private round may 
 
 
 def extend_run(
-    store: Store, home: AggregatorHome, run_id: str, rounds: int, sets: Mapping[str, str], who: str,
-    command_id: int = 0, wall: Callable[[], float] = time.time,
-) -> RunRow:  # fmt: skip
-    """Queue a run that is over for so many more rounds, with these keys changed, and return its row.
+    store: Store, home: AggregatorHome, command: CommandRow, wall: Callable[[], float] = time.time
+) -> RunRow:
+    """Queue a run that is over for the `rounds` of a person's command, with its `sets`, and return the run's row.
 
-    `command_id` is the number of the person's command. A command that was carried out before changes nothing.
+    A command that was carried out before changes nothing.
 
     Raise `Refused`, `PlanError` or `BudgetSpent` with the reason if the run does not go on; nothing is changed then.
     """
-    row = store.run(run_id)
-    events = [event for _, event in store.stream(row.run_id)] if command_id else []
-    if any(isinstance(event, RunExtended) and event.command_id == command_id for event in events):
+    row = store.run(command.run_id)
+    if any(isinstance(one, RunExtended) and one.command_id == command.id for _, one in store.stream(row.run_id)):
         return row
+    rounds, sets = int(command.args["rounds"]), dict[str, str](command.args.get("sets") or {})
     old = RunPlan.from_json(row.plan)
     _require_continuable(row, old, sets)
     require_allowed(store, home, row.run_id)
@@ -73,7 +73,7 @@ def extend_run(
     now = wall()
     event = RunExtended(
         now, plan.run.rounds, row.rounds_total, run_state.version, run_state.rounds_opened + 1, plan.to_json(),
-        dict(sets), who, command_id,
+        sets, command.who, command.id,
     )  # fmt: skip
     said = f"{counted(rounds, 'more round')}, to {plan.run.rounds} in all"
     store.record(row.run_id, [*_closed(run_state, now), event, RunStatusChanged(now, "queued", f"queued for {said}")])

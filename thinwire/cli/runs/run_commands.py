@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -209,14 +210,10 @@ def extend(
     from thinwire.server.run_extension import extend_run
 
     end_abandoned(home)
-    changes = overrides(sets)
-    args = {"rounds": rounds, "sets": changes}
+    args = {"rounds": rounds, "sets": overrides(sets)}
     with opened(home, read_only=False) as store:
         row, place = store.run(run_id), aggregator_home(home)
-
-        def here(command: CommandRow) -> None:
-            extend_run(store, place, row.run_id, rounds, changes, command.who, command.id)
-
+        here = partial(extend_run, store, place)
         result = carried_out(store, home, "extend-run", row.run_id, args, here)
         row = store.run(row.run_id)
     if json:

@@ -38,6 +38,7 @@ from thinwire.core.events import (
     UpdateAccepted,
 )
 from thinwire.core.fleet import TaskReport
+from thinwire.core.owner_file import AggregatorFile
 from thinwire.core.prng import Key, derive
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
@@ -113,7 +114,8 @@ def served(
             return poll(wait_s)
 
         fleet.poll = polled  # type: ignore[method-assign]
-        serve(fleet, store, home, clock=clock, ending=ending, max_runs=max_runs, on_event=heard)
+        settings = AggregatorFile(max_runs=max_runs)
+        serve(fleet, store, home, clock=clock, ending=ending, settings=settings, on_event=heard)
         return clock.now(), [device_seconds(store, run_id) for run_id in runs]
 
 

@@ -13,6 +13,7 @@ from tests.support.crashes import Killed
 from tests.support.server_bench import FAILS, SILENT, Bench, scripted, three
 from thinwire.core.errors import Refused
 from thinwire.core.events import Event, RoundClosed, RunStatusChanged
+from thinwire.core.owner_file import AggregatorFile
 from thinwire.server.service import serve
 from thinwire.simulation import Script
 
@@ -40,8 +41,9 @@ def serves(
     bench.fleet.poll = polled  # type: ignore[method-assign, assignment]  # ends the run
     with contextlib.suppress(Killed):
         serve(
-            bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending, max_runs=max_runs, on_event=on_event
-        )
+            bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending,
+            settings=AggregatorFile(max_runs=max_runs), on_event=on_event,
+        )  # fmt: skip
     bench.restart()
     return sorted(envelope.device for envelope in bench.fleet.sent[before:] if envelope.assignment.kind == "stop")
 

@@ -24,6 +24,7 @@ from thinwire.core.events import (
     RunStatusChanged,
     UpdateAccepted,
 )
+from thinwire.core.owner_file import AggregatorFile
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
 from thinwire.server.service import serve
@@ -111,7 +112,7 @@ class Site:
         came = self.events(run_id, UpdateAccepted)
         return [(begins[event.assignment_id], event.at) for event in came if event.device == device]
 
-    def _life(self, seconds: float, max_runs: int, **limits: Any) -> None:
+    def _life(self, seconds: float, max_runs: int, keep_days: int | None = None, **limits: Any) -> None:
         ending, until, poll = threading.Event(), self.clock.now() + seconds, self.fleet.poll
         going = {run_id for run_id in self.runs if self.store.run(run_id).status not in ENDED}
 
@@ -127,7 +128,7 @@ class Site:
 
         self.fleet.poll = polled  # type: ignore[method-assign, assignment]  # ends the service
         serve(
-            self.fleet, self.store, self.home, clock=self.clock, ending=ending, max_runs=max_runs,
-            on_event=heard, **limits,
+            self.fleet, self.store, self.home, clock=self.clock, ending=ending,
+            settings=AggregatorFile(max_runs=max_runs, keep_days=keep_days), on_event=heard, **limits,
         )  # fmt: skip
         self.fleet.poll = poll  # type: ignore[method-assign]

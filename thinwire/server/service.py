@@ -36,7 +36,7 @@ from thinwire.core.events import Event, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Fleet
 from thinwire.core.formatting import Reason, size
 from thinwire.core.layout import FLOAT_BYTES, Layout
-from thinwire.core.owner_file import MAX_RUNS
+from thinwire.core.owner_file import AggregatorFile
 from thinwire.core.plan import RunPlan
 from thinwire.core.registry import blamed
 from thinwire.core.serialization import FREE_HEADER_BYTES, MAX_HEADER_BYTES, ReplyLimit
@@ -193,22 +193,21 @@ def serve(
     *,
     clock: Clock | None = None,
     ending: threading.Event | None = None,
-    max_runs: int = MAX_RUNS,
+    settings: AggregatorFile = AggregatorFile(),
     memory_bytes: int | None = None,
     reserve: Reserve | None = None,
     on_event: OnEvent = ignore_event,
-    keep_days: int | None = None,
 ) -> int:
     """Execute runs until `ending` is set or a person commands `stop-service`, and return the exit code.
 
-    The rounds of up to `max_runs` runs go on at once, as far as they fit into `memory_bytes` (None: no limit). The next
-    start resumes runs in progress. A run that fails through a defect of Thinwire is marked failed, with the traceback
-    on stderr, and the others go on. A full disk pauses all runs; without a `reserve` it raises `NotWritten`. `on_event`
-    gets what was recorded: of a run with its id, of a device with "". What is older than `keep_days` is deleted.
+    The rounds of several runs go on at once, as many as `settings` allow and as fit into `memory_bytes` (None: no
+    limit). The next start resumes runs in progress. A run that fails through a defect of Thinwire is marked failed,
+    with the traceback on stderr, and the others go on. A full disk pauses all runs; without a `reserve` it raises
+    `NotWritten`. `on_event` gets what was recorded: of a run with its id, of a device with "".
     """
     service = Service(
-        fleet, store, home, StoppableClock(clock or RealClock()), ending or threading.Event(), max_runs,
-        Admission(memory_bytes), reserve, on_event, keep_days,
+        fleet, store, home, StoppableClock(clock or RealClock()), ending or threading.Event(), settings,
+        Admission(memory_bytes), reserve, on_event,
     )  # fmt: skip
     return service.serve()
 
@@ -222,17 +221,16 @@ class Service:
     home: AggregatorHome
     clock: StoppableClock
     ending: threading.Event
-    max_runs: int
+    settings: AggregatorFile
     admission: Admission
     reserve: Reserve | None
     on_event: OnEvent
-    keep_days: int | None
 
     def __post_init__(self) -> None:
-        store, clock = self.store, self.clock
-        self.commands, self.leases = CommandQueue(store.commands), DeviceLeases(self.max_runs)
+        store, clock, keep_days = self.store, self.clock, self.settings.keep_days
+        self.commands, self.leases = CommandQueue(store.commands), DeviceLeases(self.settings.max_runs)
         postponed = partial(self.on_event, "")
-        self.retention = None if self.keep_days is None else Retention(store, clock, self.keep_days, postponed)
+        self.retention = None if keep_days is None else Retention(store, clock, keep_days, postponed)
         self.disk = FullDisk(store, clock, self.reserve, self.closing)
         self.noted = RecordingFleet(self.fleet, store, clock, self.commands, self.home, self.on_event)
         self.dispatcher = Dispatcher(self.noted, store, clock, self.leases, self._ended, self.disk)

@@ -243,9 +243,8 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         reporter = Reporter(store, log)
         stack.enter_context(repeating(reporter.actions, ACTIONS_S, AGGREGATOR_LOG))
         code = serve(
-            fleet, store, place, ending=ending, max_runs=settings.max_runs, on_event=reporter.event,
-            memory_bytes=memory_limit(settings.memory_mb), reserve=DiskReserve(place.root),
-            keep_days=settings.keep_days,
+            fleet, store, place, ending=ending, settings=settings, memory_bytes=memory_limit(settings.memory_mb),
+            reserve=DiskReserve(place.root), on_event=reporter.event,
         )  # fmt: skip
         log("stopped; what was going on goes on at the next start")
         return code

@@ -10,8 +10,7 @@ from __future__ import annotations
 import heapq
 import platform
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -33,7 +32,7 @@ from thinwire.core.equipment import GIB
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.records import replace
 from thinwire.core.types import PhaseReply, Reply
-from thinwire.simulation.kept import CachedRunFolder, shared_folder
+from thinwire.simulation.kept import CachedRunFolder, LeastRecentlyUsed, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
 if TYPE_CHECKING:
@@ -215,31 +214,6 @@ class Turns:
         self._pass, index, name = heapq.heappop(self._heap)
         self._waiting.discard(name)
         self._turn = index + 1
-
-
-class LeastRecentlyUsed:
-    """Chooses which clients to evict so that all others together have at most a given number of bytes."""
-
-    def __init__(self) -> None:
-        self._sizes: OrderedDict[int, int] = OrderedDict()  # client -> bytes, least recently used first
-        self._total = 0
-
-    def use(self, index: int, size: int) -> None:
-        """Note that client `index` was used, and how many bytes it has."""
-        self.drop(index)
-        self._sizes[index] = size
-        self._total += size
-
-    def drop(self, index: int) -> None:
-        """Forget client `index`."""
-        self._total -= self._sizes.pop(index, 0)
-
-    def excess(self, limit: int) -> Iterator[int]:
-        """Yield and forget clients until the others have at most `limit` bytes; the latest one always stays."""
-        while self._total > limit and len(self._sizes) > 1:
-            index = next(iter(self._sizes))
-            self.drop(index)
-            yield index
 
 
 AWAKE_BYTES = 256 << 20  # residuals and other state that may stay in memory; the rest is on disk

@@ -1,8 +1,8 @@
 """This module keeps the state of a simulation: in memory in place of files, and on disk to outlive its process.
 
 `HeldSpool` keeps small replies in memory, and `spooled` checks each part of a file against its digest, as the device
-API does it. `CachedRunFolder` holds a client's state until the client is put down; `SharedFolder` is for clients that
-several processes train.
+API does it. `CachedRunFolder` holds a client's state until the client is put down, which `LeastRecentlyUsed` chooses;
+`SharedFolder` is for clients that several processes train.
 
 A simulation that outlives its process: after `kill -9` the same call goes on, to the same bits as if never killed.
 
@@ -23,6 +23,7 @@ import json
 import math
 import shutil
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,31 @@ class CachedRunFolder(RunFolder):
         if self._held is not None:
             super().commit(self._held, self._bodies)
             self._held, self._bodies = None, {}
+
+
+class LeastRecentlyUsed:
+    """Chooses which clients to evict so that all others together have at most a given number of bytes."""
+
+    def __init__(self) -> None:
+        self._sizes: OrderedDict[int, int] = OrderedDict()  # client -> bytes, least recently used first
+        self._total = 0
+
+    def use(self, index: int, size: int) -> None:
+        """Note that client `index` was used, and how many bytes it has."""
+        self.drop(index)
+        self._sizes[index] = size
+        self._total += size
+
+    def drop(self, index: int) -> None:
+        """Forget client `index`."""
+        self._total -= self._sizes.pop(index, 0)
+
+    def excess(self, limit: int) -> Iterator[int]:
+        """Yield and forget clients until the others have at most `limit` bytes; the latest one always stays."""
+        while self._total > limit and len(self._sizes) > 1:
+            index = next(iter(self._sizes))
+            self.drop(index)
+            yield index
 
 
 PRIVATE = 0o600

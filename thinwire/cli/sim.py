@@ -155,7 +155,7 @@ def simulated(
     from thinwire.client import ClientInfo
     from thinwire.client.task import Initial, initial_model, load_task
     from thinwire.simulation import run_sim
-    from thinwire.simulation.run import require_processes
+    from thinwire.simulation.process_pool import require_processes
 
     if track:
         opener(track, "")  # an error before the task is loaded

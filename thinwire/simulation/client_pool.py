@@ -55,21 +55,43 @@ class ClientExecutor(Protocol):
         """Return the reply of client `index` to an assignment, begun before or not."""
 
 
+TOGETHER = 64  # clients that work one right after the other
+QUICK_S = 0.005  # of a client's work; what the processor's caches hold for longer work makes little difference
+
+
 class SerialExecutor:
-    """Executes the work of all clients in this process, one after the other; nothing begins before its turn."""
+    """Executes the work of all clients in this process, one after the other.
 
-    ahead: int = 0
+    With `early`, `TOGETHER` quick clients work before the first of them replies. The processor's caches then hold the
+    code and data of a client, and after that those of the aggregator, which takes a fifth less time. A client whose
+    assignment is withdrawn may then have worked for it. So `early` is for plans that withdraw none (`withdraws_none`).
+    """
 
-    def __init__(self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False) -> None:
+    def __init__(
+        self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False, early: bool = False
+    ) -> None:
         use_threads(0, executor.layout.size)
         self._handlers = HandlerCache(crowd, executor, shared)
+        self._early, self._answered, self._took_s = early, 0, QUICK_S  # of the latest client
+        self._made: dict[int, tuple[str, TimedReply]] = {}  # client -> an assignment, and the reply before its turn
+
+    @property
+    def ahead(self) -> int:
+        """Return how many assignments are begun before their turn: none, or those of the next clients."""
+        return TOGETHER - 1 if self._early and self._answered % TOGETHER == 0 and self._took_s < QUICK_S else 0
 
     def begin(self, index: int, delivery: Delivery) -> None:
-        """Do nothing, because no work begins before its turn."""
+        """Make the reply of client `index` to an assignment, before its turn."""
+        self._made[index] = delivery.assignment.assignment_id, self._handlers.answer(index, delivery)
 
     def answer(self, index: int, delivery: Delivery) -> TimedReply:
-        """Return the reply of client `index` to an assignment."""
-        return self._handlers.answer(index, delivery)
+        """Return the reply of client `index` to an assignment, made before or not."""
+        self._answered += 1
+        assignment_id, made = self._made.pop(index, ("", None))
+        if made is None or assignment_id != delivery.assignment.assignment_id:
+            made = self._handlers.answer(index, delivery)
+        self._took_s = made.took_s
+        return made
 
 
 class SimulatedClients:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from thinwire.core.errors import ThinwireError
+from thinwire.client.task import LoadedTask
+from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import digest_of
 from thinwire.simulation.client_pool import ClientPopulation, TimedReply
@@ -80,6 +81,22 @@ class Worker:
             self.process.wait()
         self.connection.close()
         os.close(self._lifeline)
+
+
+def require_processes(processes: int, task: LoadedTask, debug: bool) -> None:
+    """Raise `UsageError` if several processes cannot execute the task."""
+    if processes == 1:
+        return
+    if debug:
+        raise UsageError(
+            "--debug shows an error where it happens: in one process", hint="leave --processes out while you debug"
+        )
+    if not task.spec:
+        raise UsageError(
+            f"this task does not run in {processes} processes",
+            why="each imports the task for itself, and an object of this process has no name to import it by",
+            hint='simulate("NAME=path/to/task.py", plan, processes=2)',
+        )
 
 
 @dataclass

@@ -52,7 +52,7 @@ from thinwire.simulation.history import History, Progress, RunFailed, calls, is_
 from thinwire.simulation.holdout import SimulatedHoldout
 from thinwire.simulation.kept import HeldSpool, KeptSimulation, where_it_stood
 from thinwire.simulation.local_fleet import LocalFleet
-from thinwire.simulation.process_pool import ProcessExecutor
+from thinwire.simulation.process_pool import ProcessExecutor, require_processes
 from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.store import FileSpool, Store
 
@@ -245,7 +245,8 @@ def run_sim(
         if kept is None:
             stack.enter_context(store.gathering(run_id))
         stack.enter_context(rare_full_collections())
-        workers = stack.enter_context(answering(task, crowd, processes, shared=kept is not None))
+        early = withdraws_none(plan) and not step_s and kept is None
+        workers = stack.enter_context(answering(task, crowd, processes, kept is not None, early))
         patient = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
@@ -317,33 +318,24 @@ def require_metrics(plan: RunPlan, task: LoadedTask, crowd: ClientPopulation) ->
             plan.require_metrics(known)
 
 
-def require_processes(processes: int, task: LoadedTask, debug: bool) -> None:
-    """Raise `UsageError` if several processes cannot execute the task."""
-    if processes == 1:
-        return
-    if debug:
-        raise UsageError(
-            "--debug shows an error where it happens: in one process", hint="leave --processes out while you debug"
-        )
-    if not task.spec:
-        raise UsageError(
-            f"this task does not run in {processes} processes",
-            why="each imports the task for itself, and an object of this process has no name to import it by",
-            hint='simulate("NAME=path/to/task.py", plan, processes=2)',
-        )
+def withdraws_none(plan: RunPlan) -> bool:
+    """Return True if no round of the plan withdraws an assignment, unless a deadline passes or the run is stopped."""
+    is_one_by_one = plan.cohort.mode == "sync" and plan.local.overlap is None
+    return is_one_by_one and not plan.cohort.over_select and not plan.is_protected
 
 
 @contextlib.contextmanager
 def answering(
-    task: LoadedTask, crowd: ClientPopulation, processes: int, shared: bool = False
+    task: LoadedTask, crowd: ClientPopulation, processes: int, shared: bool, early: bool
 ) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards.
 
-    With `shared`, each commit of a client is on disk for a later process.
+    With `shared`, each commit of a client is on disk for a later process. With `early`, clients of this process may
+    work before their turn.
     """
     if processes == 1:
         with keep_generators(), note_signals():
-            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.client.device), shared)
+            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.client.device), shared, early)
         return
     workers = ProcessExecutor(task.spec, crowd, processes)
     try:

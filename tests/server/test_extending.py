@@ -273,6 +273,26 @@ def test_a_private_run_gets_as_many_rounds_as_its_budget_allows(tmp_path: Path) 
         extended(site, run_id, 1)
 
 
+def test_a_sampled_run_goes_on_and_each_device_of_its_population_pays_for_each_round(tmp_path: Path) -> None:
+    devices = [AttentiveDevice(name, Silent(name, LAYOUT, partial(change, name)), every(1.0)) for name in ("a", "b")]
+    site = Site(tmp_path, devices)
+    spends = {"mode": "central", "clip": 2.0, "noise_multiplier": 4.0, "delta": 1e-3, "budget": 2.2}
+    plan = {**PRIVATE, "cohort": {"late": "drop", "deadline_s": 5.0}, "uplink": {"codec": "identity"}}
+    run_id = site.submit(**plan, privacy={**spends, "sampling_rate": 0.5})
+    site.serve(seconds=200.0)
+    assert site.store.run(run_id).rounds_closed == 3
+    with pytest.raises(BudgetSpent) as refused:
+        extended(site, run_id, 1000)
+    fits = int(refused.value.hint.removeprefix("--rounds "))
+    row = extended(site, run_id, fits)
+    assert (row.rounds_total, row.plan["run"]["rounds"]) == (3 + fits, 3 + fits), "readers see it too"
+    site.serve(seconds=20.0 * fits)
+    row = site.store.run(run_id)
+    assert (row.status, row.rounds_closed) == ("done", 3 + fits)
+    with pytest.raises(BudgetSpent, match="1 more round of"):
+        extended(site, run_id, 1)
+
+
 def test_a_run_that_has_reached_its_target_needs_another_one(tmp_path: Path) -> None:
     site = Site(tmp_path, steady(SPEEDS))
     run_id = site.submit(run={"rounds": 6, "target": {"metric": "loss", "value": 0.5}})

@@ -235,7 +235,8 @@ def is_sampled(plan: Mapping[str, Any]) -> bool:
 
 
 SHOWN_OF_SAMPLED: Final[tuple[type[Event], ...]] = (
-    RunStatusChanged, RunNoted, ModelStored, RoundResumed, PrivacyReserved, PrivacyCommitted, RoundOpened, RoundClosed,
+    RunStatusChanged, RunNoted, RunExtended, ModelStored, RoundResumed, PrivacyReserved, PrivacyCommitted, RoundOpened,
+    RoundClosed,
 )  # fmt: skip
 """The kinds of events of which anyone may read something in a run with Poisson sampling."""
 

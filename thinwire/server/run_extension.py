@@ -68,7 +68,7 @@ def extend_run(
     require_allowed(store, home, row.run_id)
     run_state = _state(store, row, old)
     plan = _plan(row, old, run_state, rounds, sets)
-    _require_budget(store, row, plan, rounds)
+    _require_budget(store, row, plan, run_state, rounds)
     _require_files(home, row, plan, run_state)
     now = wall()
     event = RunExtended(
@@ -140,11 +140,12 @@ def _plan(row: RunRow, old: RunPlan, run_state: RunState, rounds: int, sets: Map
     return plan
 
 
-def _require_budget(store: Store, row: RunRow, plan: RunPlan, rounds: int) -> None:
+def _require_budget(store: Store, row: RunRow, plan: RunPlan, run_state: RunState, rounds: int) -> None:
     """Raise `BudgetSpent` if the clients that are known have not enough left for so many rounds.
 
     Each round takes as many of them as the plan selects, each at most once. That is possible if all of them together
-    have that many participations left, none counted more often than there are rounds.
+    have that many participations left, none counted more often than there are rounds. With Poisson sampling each device
+    of the population pays for each round. No table has these devices, so they come from the journal.
     """
     privacy = plan.privacy
     population = privacy.population or plan.run.task
@@ -155,7 +156,8 @@ def _require_budget(store: Store, row: RunRow, plan: RunPlan, rounds: int) -> No
     first = next((Release.from_json(one.release) for one in store.privacy.rows(population) if one.release), release)
     budget = Budget(privacy.budget, privacy.delta, first if first.rate < 1 else None)
     here, left = Counter(device for one in own for device in one.devices), dict[str, int]()
-    known = [client.device for client in store.clients(row.run_id)]
+    sampled = privacy.sampling_rate is not None
+    known = sorted(run_state.considered) if sampled else [client.device for client in store.clients(row.run_id)]
     spent = store.privacy.spent_by_device(population, known)
     for device in known:
         cost = Counter({Release.from_json(text): count for text, count in spent[device].items()})
@@ -164,7 +166,7 @@ def _require_budget(store: Store, row: RunRow, plan: RunPlan, rounds: int) -> No
             most = min(most, max(0, participations_of(plan) - here[device]))
         left[device] = _fitting(budget, cost, release, most)
     selected = plan.cohort.clients
-    of_each = len(known) if selected == "all" or privacy.sampling_rate is not None else (
+    of_each = len(known) if selected == "all" or sampled else (
         selected if isinstance(selected, int) else max(1, math.ceil(float(selected) * len(known)))
     )  # fmt: skip
     fits = bisect.bisect_left(  # rounds that do not fit do not fit into a longer extension either

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.store.test_privacy_ledger import enrol, release_it, reserve
+from tests.support.cli_story import told
 from tests.support.store_story import DEVICES, new_run, status
 from thinwire.cli.privacy_ledger import OWN_ASSUMPTIONS, OWN_DELTA, OWN_TRUST
 from thinwire.client.booking import Booking
@@ -21,7 +24,7 @@ from thinwire.core.formatting import rounded_up
 from thinwire.core.statedir import client_home
 from thinwire.privacy.accounting import Release, epsilon
 from thinwire.privacy.meaning import UNITS, meaning
-from thinwire.server.model_files import require_counted
+from thinwire.server.model_files import require_counted, require_counted_file
 from thinwire.store import Store
 
 CHEAP = Release("discrete-gaussian", sensitivity=10.0, variance=900.0, dimensions=64)
@@ -222,6 +225,37 @@ def test_a_private_run_begins_with_no_model_whose_cost_is_not_counted(source, pr
         return
     with pytest.raises(PlanError, match=said):
         require_counted(RunPlan.parse(plan + private), other)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ("", "without a bound"),
+        ('[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\n', ""),
+        (
+            '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\npopulation = "other"\n',
+            "counted in the population other, and not in toy",
+        ),
+    ],
+)
+def test_the_file_of_a_model_says_what_its_run_has_spent(thinwire, home, tmp_path, privacy, said):
+    plan = '[run]\ntask = "toy"\nrounds = 2\nevaluate = "off"\n[cohort]\ndeadline_s = 60\nlate = "drop"\n'
+    plan += '[local]\nlr = 0.5\nsteps = 5\nbuffers = "local"\n'
+    private = RunPlan.parse(f'{plan}[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\n')
+    told(home, plan=plan + privacy)
+    out = tmp_path / "model.safetensors"
+    thinwire("runs", "model", "toy-1", "--out", out, "--home", home)
+    require_counted_file(RunPlan.parse(plan), out)
+    with pytest.raises(PlanError, match=f"a file of the model of toy-1.*{said}") if said else contextlib.nullcontext():
+        require_counted_file(private, out)
+    tensors = load_file(out)
+    save_file(tensors, out, {"run": "toy-1"})  # as a client writes its whole model, or another version did
+    with pytest.raises(PlanError, match="without a bound"):
+        require_counted_file(private, out)
+    save_file(tensors, out, {"run": "toy-1", "source": "sim"})
+    require_counted_file(private, out)
+    save_file(tensors, out)
+    require_counted_file(private, out)
 
 
 def test_a_device_that_brought_its_ledger_is_named_with_the_command_that_charges_it(thinwire, home, store, spent):

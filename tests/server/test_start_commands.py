@@ -18,6 +18,7 @@ from thinwire.core.errors import PlanError, Refused, TaskError, ThinwireError
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
+from thinwire.reports.stored_models import stored_model
 from thinwire.server.run_end import close_undriven, end_abandoned
 from thinwire.server.submit import first_model, start
 from thinwire.store import START_RUN
@@ -150,6 +151,18 @@ def test_an_uploaded_model_is_checked_when_its_run_is_made(tmp_path: Path) -> No
     model = {"w": np.ones((30, 20), np.float32), "b": np.zeros(20, np.float32)}
     save_file(model, bench.home.uploads / "0a1b.safetensors")
     assert bench.store.run(carried_out(bench, init="upload:0a1b")).status == "queued"
+
+
+def test_a_private_run_begins_with_no_upload_of_a_model_whose_cost_is_not_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three())
+    bench.home.uploads.mkdir()
+    model = {"w": np.ones((30, 20), np.float32), "b": np.zeros(20, np.float32)}
+    about = stored_model(bench.store, bench.home, bench.run_id, "0").about()
+    save_file(model, bench.home.uploads / "0a1b.safetensors", about)
+    privacy = {"mode": "central", "clip": 1.0, "noise_multiplier": 1.0}
+    plan = RunPlan.from_json({**PLAN, "run": {"task": "toy", "init": "upload:0a1b"}, "privacy": privacy})
+    with pytest.raises(PlanError, match=f"begins with a file of the model of {bench.run_id}"):
+        first_model(bench.store, bench.home, plan)
 
 
 def test_the_layout_is_the_one_that_most_devices_report_and_else_that_of_the_newest_run(tmp_path: Path) -> None:

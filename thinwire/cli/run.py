@@ -225,7 +225,7 @@ def first_model(
     if the model of another run has another layout, `PlanError` if a private run would begin with an uncounted cost.
     """
     from thinwire.core.plan_names import named_model
-    from thinwire.server.model_files import model_of_run, read_model_file
+    from thinwire.server.model_files import model_of_run, read_model_file, require_counted_file
 
     init = plan.run.init
     if init in ("", "device"):  # the aggregator requests a device's model when the run begins
@@ -235,4 +235,7 @@ def first_model(
         return other.params, other.buffers, other.row.counters
     path = Path(init).expanduser()
     beside = file.absolute().parent / path
-    return read_model_file(beside if beside.exists() else path, made.layout, made.buffers, made.fixed)
+    path = beside if beside.exists() else path
+    found = read_model_file(path, made.layout, made.buffers, made.fixed)
+    require_counted_file(plan, path)
+    return found

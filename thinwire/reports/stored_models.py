@@ -42,8 +42,9 @@ class StoredModel:
     metrics: Mapping[str, float]
 
     def about(self) -> dict[str, str]:
-        """Return the metadata of the exported file."""
+        """Return the metadata of the exported file; the last three say whether a private run may begin with it."""
         from thinwire import __version__
+        from thinwire.store.read_models import population_of, privacy_section
 
         return {
             "thinwire": __version__,
@@ -56,6 +57,9 @@ class StoredModel:
             **({"buffers": said} if (said := self.statistics) else {}),
             **({"frozen": " ".join(frozen)} if (frozen := self.frozen) else {}),
             **({"personal_layers": " ".join(own)} if (own := self.personal_layers) else {}),
+            "source": self.run.source,
+            "privacy": privacy_section(self.run).mode,
+            "population": population_of(self.run),
         }
 
     @property

@@ -137,22 +137,46 @@ def model_of_run(store: Store, home: AggregatorHome, plan: RunPlan, layout: Layo
 
 def require_counted(plan: RunPlan, other: RunRow) -> None:
     """Raise `PlanError` if a private plan begins with a model of devices whose cost its population's ledger lacks."""
-    from thinwire.core.errors import PlanError
     from thinwire.store.read_models import population_of, privacy_section
 
-    if plan.privacy.mode == "off" or other.source != "devices":
+    if other.source == "devices":
+        _require_counted(plan, f"the model of {other.run_id}", privacy_section(other).mode, population_of(other))
+
+
+def require_counted_file(plan: RunPlan, path: Path) -> None:
+    """Raise `PlanError` as `require_counted` does for a file with a model of a run: its metadata say of which.
+
+    A file of another program says nothing, and is its operator's word that it is of public data.
+    """
+    from safetensors import safe_open
+
+    from thinwire.core.formatting import plain
+
+    if plan.privacy.mode == "off":
         return
-    population, mode = plan.privacy.population or plan.run.task, privacy_section(other).mode
+    with safe_open(path, framework="numpy") as file:
+        about = file.metadata() or {}
+    if "run" in about and about.get("source") != "sim":
+        model = f"a file of the model of {plain(about['run'][:80])}"
+        _require_counted(plan, model, about.get("privacy", "off"), plain(about.get("population", "")[:80]))
+
+
+def _require_counted(plan: RunPlan, model: str, mode: str, counted_in: str) -> None:
+    from thinwire.core.errors import PlanError
+
+    if plan.privacy.mode == "off":
+        return
+    population = plan.privacy.population or plan.run.task
     if mode == "off":
         why = "it tells of its clients' data without a bound, and so would every model that is made of it"
     elif mode == "example" != plan.privacy.mode:
         why = "its noise hides one record, and not all data of a client"
-    elif population_of(other) != population:
-        why = f"what it spent is counted in the population {population_of(other)}, and not in {population}"
+    elif counted_in != population:
+        why = f"what it spent is counted in the population {counted_in}, and not in {population}"
     else:
         return
     raise PlanError(
-        f"a private run that begins with the model of {other.run_id}",
+        f"a private run that begins with {model}",
         why,
         "leave [run] init out, or take a model of public data, or of a private run of the same population",
     )

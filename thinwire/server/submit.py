@@ -43,7 +43,7 @@ from thinwire.core.plan_rules import DeviceTimes, as_error
 from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import Fixed, Vector
 from thinwire.server.aggregator import require_values
-from thinwire.server.model_files import model_of_run, read_model_file
+from thinwire.server.model_files import model_of_run, read_model_file, require_counted_file
 from thinwire.server.model_store import Versions
 from thinwire.store import START_RUN, CommandRow, Store
 from thinwire.store.device_profiles import DeviceProfiles, update_bytes, work_key, workload
@@ -264,7 +264,9 @@ def first_model(store: Store, home: AggregatorHome, plan: RunPlan) -> FirstModel
         zeros = np.zeros(buffer_layout(known.layout).size, np.float32)
         return FirstModel(known.layout, known.report, NO_VALUES, zeros)
     path = upload_path(home, init) if init.startswith(UPLOAD) else Path(init)
-    return _of_file(path, known.layout, known.report)
+    made = _of_file(path, known.layout, known.report)
+    require_counted_file(plan, path)
+    return made
 
 
 def _of_file(path: Path, layout: Layout, report: TaskReport) -> FirstModel:

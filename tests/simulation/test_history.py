@@ -14,6 +14,7 @@ from torch import nn
 from tests.support.small_task import normed, plan_of, task_of
 from thinwire import simulate
 from thinwire.client import ClientInfo
+from thinwire.core import RunPlan
 from thinwire.core.errors import NotFound, UsageError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.simulation import RunFailed
@@ -52,6 +53,45 @@ def test_a_row_a_client_and_round_says_what_each_did() -> None:
     assert {row["outcome"] for row in rows} == {"aggregated"}
     assert sum(row["payload_up"] for row in rows) == history.payload_up
     assert len(history.records()) == 3
+
+
+COVERED = """
+[run]
+task = "small"
+rounds = 2
+evaluate = "off"
+[cohort]
+{clients}
+deadline_s = 60
+late = "drop"
+[local]
+lr = 0.1
+batch = 8
+steps = 3
+buffers = "local"
+{covered}
+"""
+PRIVATE = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\ndelta = 1e-3\n'
+FACTS = ("examples", "steps", "train_s", "norm", "residual_norm")
+
+
+@pytest.mark.parametrize("covered", ["[secure]\nenabled = true\n", PRIVATE, PRIVATE.replace("central", "local")])
+def test_what_no_client_tells_is_none_in_its_row_and_no_zero(covered: str) -> None:
+    plan = RunPlan.parse(COVERED.format(clients="clients = 4", covered=covered))
+    rows = simulate(task_of(), plan, clients=4).client_records()
+    assert len(rows) == 8
+    assert [row["outcome"] for row in rows] == ["aggregated"] * 8
+    assert [[row[name] for name in FACTS] for row in rows] == [[None] * 5] * 8
+    assert {name for row in rows for name in row} & {"loss", "accuracy"} == set(), "and no metric"
+    assert all(row["examples"] and row["steps"] for row in simulate(task_of(), PLAN, clients=4).client_records())
+
+
+def test_the_history_of_a_sampled_run_has_no_clients_and_no_count_of_them() -> None:
+    plan = RunPlan.parse(COVERED.format(clients="", covered=f"{PRIVATE}sampling_rate = 0.5\n"))
+    history = simulate(task_of(), plan, clients=4)
+    assert history.client_records() == []
+    hidden = ("selected", "aggregated", "late", "dropped", "failed", "payload_up", "payload_down")
+    assert [[row[name] for name in hidden] for row in history.records()] == [[None] * 7] * 2
 
 
 def test_callbacks_get_each_round_and_each_evaluation_and_their_exception_ends_the_call() -> None:

@@ -17,6 +17,7 @@ from thinwire.aggregation.downlink import named_tensors
 from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import NO_STEP, ClientFailed, Evaluated, Event, RoundClosed
 from thinwire.core.statedir import AggregatorHome
+from thinwire.reports.secure_rounds import why_not_known
 from thinwire.reports.stored_models import StoredModel, stored_model
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_FAILURES = 20  # in a history: the first ones show what is wrong
+OF_SAMPLE = ("selected", "aggregated", "late", "dropped", "failed", "payload_up", "payload_down")  # what tells its size
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,14 @@ class History:
 
     def records(self) -> list[dict[str, Any]]:
         """Return one flat row for each round: its figures, the bytes of all clients, the metrics of the model it made,
-        and as `train/NAME` those of its training.
+        and as `train/NAME` those of its training. With Poisson sampling its counts and bytes are None, as elsewhere.
         """
         return [
             {
                 "round": row.round, "reason": row.reason, "codec": row.codec, "selected": len(row.selected),
                 "aggregated": len(row.aggregated), "late": row.late, "dropped": row.dropped, "failed": row.failed,
-                "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down, **row.metrics,
+                "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down,
+                **(dict.fromkeys(OF_SAMPLE) if row.hides_sample else {}), **row.metrics,
                 **{f"train/{name}": value for name, value in row.train_metrics.items()},
             }
             for row in self.rounds
@@ -108,12 +111,15 @@ class History:
         """Return one flat row for each assignment, in the order of rounds and clients.
 
         It has the outcome of the update and its reason, the client's examples and steps, its seconds of training, its
-        bytes, the norms of update and residual, and the metrics of the model that it got, on its own test split.
+        bytes, the norms of update and residual, and the metrics of the model that it got, on its own test split. Under
+        masks and with privacy a client tells no fact of its data: such a value is None.
         """
+        told = not why_not_known(self.run)
         return [
             {
                 "round": row.round, "client": row.device, "outcome": row.outcome, "reason": row.reason,
-                "staleness": row.staleness, "examples": row.examples, "steps": row.steps, "train_s": row.train_s,
+                "staleness": row.staleness, "examples": row.examples if told else None,
+                "steps": row.steps if told else None, "train_s": row.train_s,
                 "payload_up": row.payload_up, "payload_down": row.payload_down, "norm": row.norm,
                 "residual_norm": row.residual_norm, **row.metrics,
             }

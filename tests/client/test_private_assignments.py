@@ -97,7 +97,7 @@ def test_what_the_ledger_has_with_the_next_release_decides_about_max_epsilon(tmp
     assert not device.admission.wanted(device.aggregator.assign(5).assignment)
     assert (len(device.ledger.bookings), device.read) == (3, 2)  # each process reads once
     device.dataset = DataSet("", "/data/other")
-    assert device.rule(6) == ""
+    assert device.rule(6, identity="next") == ""
 
 
 def test_the_first_release_alone_decides_at_which_order_all_are_added_up(tmp_path):
@@ -150,8 +150,28 @@ def test_data_behind_a_link_that_leads_elsewhere_take_part_in_nothing_private_un
     assert answer.text == "privacy: the data of this client are elsewhere than when it started"
     assert [line.data for line in device.ledger.bookings] == [str(old)]
     start()
-    assert device.rule(3) == ""
+    assert device.rule(3, identity="next") == ""
     assert [line.data for line in device.ledger.bookings] == [str(old), str(new)]
+
+
+def test_other_data_take_part_in_no_run_of_which_the_device_keeps_what_the_first_ones_taught_it(tmp_path):
+    """Local buffers and personal layers of a run are of its data, and a release would be booked for others alone."""
+    device = Private(tmp_path)
+    assert device.rule(1) == ""
+    device.dataset = DataSet("", "/data/other")
+    answer = device.assign(2)
+    assert isinstance(answer, Failure)
+    assert answer.text == "privacy: other data of this device took part in this run, and it keeps some of it"
+    assert not device.admission.wanted(device.aggregator.assign(3).assignment)
+    plan, began = device.aggregator.plan, device.aggregator.assign(1).assignment.run
+    run = plan.run.model_copy(update={"init": f"run:{began}"})
+    device.aggregator.plan = plan.model_copy(update={"run": run})
+    assert device.rule(4, identity="next") == "privacy", "it would begin with the personal layers of that run"
+    device.aggregator.plan = plan
+    assert device.rule(4, identity="next") == ""
+    device.dataset = DataSet("", "/data/ward/7")
+    assert device.rule(5) == "", "a part of the first data"
+    assert [line.data for line in device.ledger.bookings] == ["/data/ward", "/data/other", "/data/ward/7"]
 
 
 def test_a_damaged_ledger_declines_private_work_with_a_sentence(tmp_path):

@@ -30,6 +30,7 @@ from thinwire.client.booking import Booking, DataSet, alike
 from thinwire.core.errors import DataLost, PlanError, Refused, ThinwireError
 from thinwire.core.fleet import MAX_EARLIER_KEYS, MAX_POPULATIONS, population_key
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_names import named_model
 from thinwire.core.statedir import disk_error, sync_path
 from thinwire.core.types import Assignment
 
@@ -105,6 +106,17 @@ class DeviceLedger:
         with self._lock:
             same = self.same(dataset)
             return sum(one.identity == identity and one.dataset in same for one in self._bookings)
+
+    def has_others(self, identity: str, origin: str, dataset: DataSet) -> bool:
+        """Return True if another data set took part in a run, or in the run `origin` with whose model it begins.
+
+        What the device keeps of these runs was trained with it: local buffers, personal layers, a residual. No line of
+        this data set would count for what a release of it tells of the other one.
+        """
+        with self._lock:
+            same = self.same(dataset)
+            of = (one for one in self._bookings if one.identity == identity or (origin and one.run == origin))
+            return any(one.dataset not in same for one in of)
 
     def nearest(self, booking: Booking) -> int | None:
         """Return the round of the same run nearest to that of a booking, in which its data set took part.
@@ -331,6 +343,9 @@ class Account:
                 population, release = self.release(assignment, plan)
                 require_readable(release)
                 self.ledger.require_room(population)
+                origin = (named_model(plan.run.init) or ("", ""))[0]
+                if plan.privacy.mode != "example" and self.ledger.has_others(assignment.identity, origin, dataset):
+                    return Prospect(unknown="other data of this device took part in this run, and it keeps some of it")
                 booking = Booking(
                     at, dataset.name, dataset.data, population, release, assignment.run, assignment.identity,
                     assignment.round, assignment.assignment_id, sequence,

@@ -81,6 +81,15 @@ def plain(folder: Path) -> Outputs:
     return made(plan, folder / "plain")
 
 
+@pytest.fixture(scope="module")
+def masked(folder: Path) -> Outputs:
+    """The same clients and the same work in a run with secure aggregation and no privacy."""
+    plan = folder / "digits" / "z-masked.toml"
+    sums = '[secure]\nenabled = true\nmetrics = { "train/loss" = 10.0 }\n'
+    plan.write_text(PLAN.partition("[uplink]")[0].replace("[cohort]", "[cohort]\nclients = 3") + sums)
+    return made(plan, folder / "masked")
+
+
 @pytest.fixture(scope="module", params=PLANS)
 def private(folder: Path, request: pytest.FixtureRequest) -> Outputs:
     plan = folder / "digits" / f"z-{request.param}.toml"
@@ -178,6 +187,16 @@ def test_no_output_of_a_private_run_has_a_fact_of_one_client_and_a_plain_run_sho
             name for name, data in plain.shown.items() if pattern.search(data)
         }, "the search is blind"
         assert not [name for name, data in private.shown.items() if pattern.search(data)], pattern
+
+
+def test_no_output_of_a_secure_run_has_a_fact_of_one_client(plain: Outputs, masked: Outputs) -> None:
+    """The control is the plain run, in which the test above finds each of them."""
+    for fact, pattern in {**facts(plain), "size": size_of_data(plain), "times": TRAINED}.items():
+        assert not [name for name, data in masked.shown.items() if pattern.search(data)], fact
+    rounds = json.loads(masked.shown["/api/v1/runs/{run_id}/rounds"])
+    assert all(one["train_metrics"].keys() == {"loss"} for one in rounds), "only the sum is there"
+    for one in json.loads(masked.shown["/api/v1/runs/{run_id}/updates"]):
+        assert [one[name] for name in ("examples", "steps", "norm", "residual_norm")] == [None] * 4
 
 
 def test_documents_of_a_private_run_have_no_metric_and_no_fact(private: Outputs) -> None:

@@ -218,13 +218,17 @@ def test_a_damaged_ledger_of_a_device_is_shown_as_that(thinwire, home):
 def test_a_private_run_begins_with_no_model_whose_cost_is_not_counted(source, privacy, said):
     private = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\npopulation = "ward"\n'
     plan = '[run]\ntask = "ecg"\n[local]\nlr = 0.1\n'
-    other: Any = SimpleNamespace(run_id="ecg-1", source=source, task="ecg", plan={"privacy": privacy})
-    require_counted(RunPlan.parse(plan), other)
+    begun = {"run": {"init": ""}, "privacy": privacy}
+    other: Any = SimpleNamespace(run_id="ecg-1", source=source, task="ecg", plan=begun)
+    require_counted(RunPlan.parse(plan), other, "last")
+    require_counted(RunPlan.parse(plan + private), other, "0")
     if not said:
-        require_counted(RunPlan.parse(plan + private), other)
+        require_counted(RunPlan.parse(plan + private), other, "last")
         return
-    with pytest.raises(PlanError, match=said):
-        require_counted(RunPlan.parse(plan + private), other)
+    for which, init in (("last", ""), ("1", ""), ("0", "device"), ("0", "run:ecg-0"), ("0", "model.safetensors")):
+        other.plan["run"]["init"] = init
+        with pytest.raises(PlanError, match=said):
+            require_counted(RunPlan.parse(plan + private), other, which)
 
 
 @pytest.mark.parametrize(

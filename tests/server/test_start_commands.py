@@ -18,6 +18,7 @@ from thinwire.core.errors import PlanError, Refused, TaskError, ThinwireError
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
+from thinwire.reports.plan_check import check_values
 from thinwire.reports.stored_models import stored_model
 from thinwire.server.run_end import close_undriven, end_abandoned
 from thinwire.server.submit import first_model, start
@@ -56,6 +57,27 @@ def test_a_plan_without_an_origin_begins_with_the_model_of_a_device(tmp_path: Pa
     row = bench.store.run(run_id)
     assert (row.status, row.plan["run"]["init"], row.layout) == ("queued", "device", LAYOUT.to_json())
     assert bench.store.models(run_id) == []
+
+
+SAME_WORK = {"evaluate": "off"}, {"clients": 3, "deadline_s": 60.0, "late": "drop"}, {"steps": 3, "buffers": "local"}
+COVERED = ({"secure": {"enabled": True}}, {"privacy": {"mode": "central", "clip": 1.0, "noise_multiplier": 1.0}})
+
+
+@pytest.mark.parametrize("covered", COVERED)
+def test_a_plan_under_masks_or_with_privacy_names_its_first_model(tmp_path: Path, covered: dict[str, Any]) -> None:
+    """No device makes one there: the check of the form says so, and the command says the same."""
+    bench = Bench(tmp_path, three())
+    run, cohort, local = SAME_WORK
+    plan = {"run": {**PLAN["run"], **run}, "cohort": cohort, "local": {"lr": 0.5, **local}, **covered}
+    (problem,) = check_values(plan, ()).problems
+    assert (problem.place, problem.what) == (("run", "init"), "the plan has no [run] init")
+    bench.store.commands.add(START_RUN, args={"plan": RunPlan.from_json(plan).to_json()})
+    with pytest.raises(PlanError) as refused:
+        start(bench.store, bench.home, bench.store.commands.pending()[-1])
+    assert (refused.value.what, refused.value.why, refused.value.hint) == (problem.what, problem.why, problem.hint)
+    named = {**plan, "run": {**plan["run"], "init": "upload:0a1b"}}
+    assert check_values(named, ()).ok
+    assert check_values(PLAN, ()).ok, "a device makes it"
 
 
 def test_a_command_that_is_refused_says_why_and_leaves_no_run(tmp_path: Path) -> None:

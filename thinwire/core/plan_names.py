@@ -94,6 +94,18 @@ def _places(spec: str) -> Iterator[str]:
         yield from (word for word in _BETWEEN.split(rule.rpartition("=")[2]) if _PLACED.search(word))
 
 
+def origin_problems(plan: Sections) -> list[Problem]:
+    """Return a problem if nobody could make the first model of a run that the aggregator starts without a task's code.
+
+    Else a device makes it. Under masks and with privacy none does, because its model would leave it in the clear.
+    """
+    if plan.run.init or not plan.is_protected:
+        return []
+    why = "the aggregator has no code of the task, and no device makes a first model under masks or with privacy"
+    hint = "an uploaded model, or run:ID@0 of a run that thinwire run began; or thinwire run PLAN, which makes one"
+    return [Problem(("run", "init"), "the plan has no [run] init", why, hint)]
+
+
 def named_model(init: str) -> tuple[str, str] | None:
     """Return run and model of `run:ID@MODEL`, the last model if it names none; None for every other origin.
 

@@ -28,7 +28,7 @@ from thinwire.core.formatting import counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_errors import Problem, wrong_values
-from thinwire.core.plan_names import installed, refused_names
+from thinwire.core.plan_names import installed, origin_problems, refused_names
 from thinwire.core.plan_text import plan_keys, require_small, sparse, toml_text
 from thinwire.core.secure_numbers import selected_of
 from thinwire.store.device_profiles import DeviceProfile, DeviceProfiles, Workload, work_key, workload
@@ -101,7 +101,7 @@ def problems_of(plan: RunPlan, allow: Sequence[str], layout: Layout | None = Non
     if refused := refused_names(plan, codecs.own_names(), allow, installed()):
         return refused  # before the check, which would import what is named
     found = [Problem(_place(one.what, one.hint), one.what, one.why, one.hint) for one in plan.check(codecs)]
-    if found:
+    if found or (found := origin_problems(plan)):
         return found
     try:
         if plan.secure.enabled and isinstance(plan.cohort.clients, int):

@@ -131,15 +131,19 @@ def model_of_run(store: Store, home: AggregatorHome, plan: RunPlan, layout: Layo
             why="its tensors have other names or shapes",
             hint="the same task, or leave [run] init out",
         )
-    require_counted(plan, other.run)
+    require_counted(plan, other.run, named[1])
     return other
 
 
-def require_counted(plan: RunPlan, other: RunRow) -> None:
-    """Raise `PlanError` if a private plan begins with a model of devices whose cost its population's ledger lacks."""
+def require_counted(plan: RunPlan, other: RunRow, which: str) -> None:
+    """Raise `PlanError` if a private plan begins with a model of devices whose cost its population's ledger lacks.
+
+    The first model of a run (`which` is "0") costs nothing if `thinwire run` made it by the task's model(). On a device
+    model() might read that device's data.
+    """
     from thinwire.store.read_models import population_of, privacy_section
 
-    if other.source == "devices":
+    if other.source == "devices" and not (which == "0" and not other.plan["run"].get("init", "")):
         _require_counted(plan, f"the model of {other.run_id}", privacy_section(other).mode, population_of(other))
 
 

@@ -38,7 +38,7 @@ from thinwire.core.owner_file import aggregator_file
 from thinwire.core.personal_layers import shared_layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_errors import Problem
-from thinwire.core.plan_names import RUN, UPLOAD, installed, named_model, refused_names, upload_id
+from thinwire.core.plan_names import RUN, UPLOAD, installed, named_model, origin_problems, refused_names, upload_id
 from thinwire.core.plan_rules import DeviceTimes, as_error
 from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import Fixed, Vector
@@ -238,9 +238,14 @@ def _require_allowed(plan: RunPlan, home: AggregatorHome, code_only: bool = Fals
 
 
 def prepared(plan: RunPlan) -> RunPlan:
-    """Return the plan with a device as the origin of its first model if it names none: here is no task's code."""
+    """Return the plan with a device as the origin of its first model if it names none: here is no task's code.
+
+    Raise `PlanError` for a plan under masks or with privacy that names none.
+    """
     if plan.run.init:
         return plan
+    if problems := origin_problems(plan):
+        raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
     values = plan.to_json()
     return RunPlan.from_json({**values, "run": {**values["run"], "init": "device"}})
 

@@ -344,8 +344,8 @@ def _submit(
     place, layout = aggregator_home(home), Layout.from_json(row.layout)
     named = named_model(plan.run.init)
     other = store.run(named[0]) if named else None
-    if other is not None:
-        require_counted(plan, other)
+    if named is not None and other is not None:
+        require_counted(plan, other, named[1])
     shares = old.local.personal_layers == plan.local.personal_layers
     takes = shares and other is not None and Layout.from_json(other.layout).digest == layout.digest
     if task or not (takes or _begins_alike(row, old, plan)):

@@ -217,6 +217,22 @@ def test_a_clone_that_no_device_could_work_for_is_refused(
     assert (said.code, "waits for 2 devices, and 1 is known with this task" in said.err) == (6, True), said.err
 
 
+@pytest.mark.parametrize(("init", "code"), [("", 0), ("first.safetensors", 3), ("upload:0a1b", 3)])
+def test_a_private_clone_begins_with_no_first_model_whose_cost_is_not_counted(
+    thinwire, home: Path, monkeypatch: pytest.MonkeyPatch, init: str, code: int
+):
+    """The file that the old run began with may be the model of another run: nobody looks at it again."""
+    monkeypatch.setattr(local_state, "require_alive", lambda home: {"pid": 1})
+    work = 'evaluate = "off"\n[cohort]\ndeadline_s = 60\nlate = "drop"\n[local]\nlr = 0.5\nsteps = 3\nbuffers = "local"'
+    told(home, plan=f'[run]\ntask = "toy"\nrounds = 2\ninit = "{init}"\n{work}')
+    private = ("privacy.mode=central", "privacy.clip=1.0", "privacy.noise_multiplier=1.0")
+    sets = [word for one in private for word in ("--set", one)]
+    said = thinwire("runs", "clone", "toy-1", *sets, "--home", home)
+    assert said.code == code, said.err
+    assert code == 0 or "a private run that begins with the model of toy-1" in said.err
+    assert thinwire("runs", "clone", "toy-1", "--home", home).code == 0, "without privacy"
+
+
 def test_a_clone_needs_an_aggregator(thinwire, home: Path, folder: Path):
     assert run_commands.__doc__
     assert thinwire("runs", "clone", "toy-1", "--home", home).code == 4

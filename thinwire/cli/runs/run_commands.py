@@ -346,6 +346,8 @@ def _submit(
     other = store.run(named[0]) if named else None
     if named is not None and other is not None:
         require_counted(plan, other, named[1])
+    elif plan.run.init == old.run.init:
+        require_counted(plan, row, "0")
     shares = old.local.personal_layers == plan.local.personal_layers
     takes = shares and other is not None and Layout.from_json(other.layout).digest == layout.digest
     if task or not (takes or _begins_alike(row, old, plan)):

@@ -156,15 +156,18 @@ def _require_budget(store: Store, row: RunRow, plan: RunPlan, run_state: RunStat
     first = next((Release.from_json(one.release) for one in store.privacy.rows(population) if one.release), release)
     budget = Budget(privacy.budget, privacy.delta, first if first.rate < 1 else None)
     here, left = Counter(device for one in own for device in one.devices), dict[str, int]()
+    found = dict[tuple[frozenset[tuple[str, int]], int], int]()  # most devices have spent the same
     sampled = privacy.sampling_rate is not None
     known = sorted(run_state.considered) if sampled else [client.device for client in store.clients(row.run_id)]
     spent = store.privacy.spent_by_device(population, known)
     for device in known:
-        cost = Counter({Release.from_json(text): count for text, count in spent[device].items()})
         most, participations = rounds, privacy.max_participations
         if participations is not None:
             most = min(most, max(0, participations_of(plan) - here[device]))
-        left[device] = _fitting(budget, cost, release, most)
+        if (same := (frozenset(spent[device].items()), most)) not in found:
+            cost = Counter({Release.from_json(text): count for text, count in spent[device].items()})
+            found[same] = _fitting(budget, cost, release, most)
+        left[device] = found[same]
     selected = plan.cohort.clients
     of_each = len(known) if selected == "all" or sampled else (
         selected if isinstance(selected, int) else max(1, math.ceil(float(selected) * len(known)))

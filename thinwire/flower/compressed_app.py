@@ -50,6 +50,9 @@ log = logging.getLogger("thinwire.flower")
 OURS: Final = "thinwire"  # the ConfigRecord in a message and in `Context.state`
 BEFORE: Final = "thinwire.before"  # ArrayRecords in `Context.state`
 AFTER: Final = "thinwire.after"
+# An empty ArrayRecord in a reply with frames. A mod of Flower that comes before ours gets two records then, and fails.
+# Else it might clip the arrays that are left and add its noise to them alone.
+ENCODED: Final = "thinwire.encoded"
 DEFAULT: Final = "topk(0.01) > int8 > rice"
 DOWN: Final = ("identity", "fp16", "int8")
 CLIPPING: Final = "clipping_norm"  # Flower's key for its client-side clipping mods
@@ -178,7 +181,7 @@ def compress_reply(
     context.state[OURS] = ConfigRecord({"number": terms.number, "by": terms.by})
     for name, record in records.items():
         content[name] = floats.others(name, record)
-    content[OURS] = ConfigRecord({"frames": frames, **floats.told()})
+    content[OURS], content[ENCODED] = ConfigRecord({"frames": frames, **floats.told()}), ArrayRecord()
 
 
 def _state(context: Context, terms: UpdateTerms) -> State:
@@ -294,6 +297,7 @@ class Compressing:
         self.uplink_payload += sum(map(len, frames))
         self.uplink_dense += values.nbytes
         del reply.content[OURS]
+        reply.content.pop(ENCODED, None)
         reply.content.update(made)
         return reply
 

@@ -36,3 +36,19 @@ def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, text: str, what: s
         aggregator_file(tmp_path)
     assert str(tmp_path / "aggregator.toml") in str(refused.value)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('webhook = "notaurl"', 'a URL that begins with https:// or http://, such as "https://'),
+        ('webhook = "ftp://chat.example.org"', "a URL that begins with https:// or http://"),
+        ('smtp = "mail"', 'HOST:PORT of the mail server, such as "mail.example.org:587"'),
+    ],
+)
+def test_what_a_target_of_alerts_should_be_is_told_in_words(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "aggregator.toml").write_text(f"[alerts]\n{line}\n")
+    with pytest.raises(PlanError) as refused:
+        aggregator_file(tmp_path)
+    assert words in refused.value.why
+    assert "pattern" not in refused.value.why

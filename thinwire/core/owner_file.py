@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,8 +56,8 @@ MAX_RUNS, RUNS_LIMIT = 4, 64
 MAX_ALLOWED = 256  # patterns
 MAX_UPLOAD_MB, UPLOAD_LIMIT_MB = 512, 16_384
 MAX_KEEP_DAYS = 36_500
-WEBHOOK = r"^https?://[^\s/?#]+"
-SMTP = r"^[A-Za-z0-9.-]+:[0-9]{1,5}$"
+WEBHOOK = re.compile(r"https?://[^\s/?#]+")
+SMTP = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}")
 
 
 class AlertSettings(Section):
@@ -65,13 +66,10 @@ class AlertSettings(Section):
     Only this file names the targets: nothing that reaches the API can make the dashboard call another machine.
     """
 
-    webhook: str = Field(
-        default="", pattern=f"{WEBHOOK}|^$",
-        description="URL that gets each message as JSON by POST; empty: none",
-    )  # fmt: skip
+    webhook: str = Field(default="", description="URL that gets each message as JSON by POST; empty: none")
     email_to: tuple[str, ...] = Field(default=(), description="addresses that get each message by e-mail")
     email_from: str = Field(default="", description="sender of these e-mails; default: the first address")
-    smtp: str = Field(default="localhost:25", pattern=SMTP, description="HOST:PORT of the mail server")
+    smtp: str = Field(default="localhost:25", description="HOST:PORT of the mail server")
     smtp_security: Literal["none", "starttls", "tls"] = Field(
         default="none", description="how the connection to the mail server is protected"
     )
@@ -89,7 +87,10 @@ class AlertSettings(Section):
 
     @field_validator("webhook")
     @classmethod
-    def _has_a_port(cls, url: str) -> str:
+    def _is_a_url(cls, url: str) -> str:
+        if url and not WEBHOOK.match(url):
+            example = '"https://chat.example.org/hooks/thinwire"'
+            raise ValueError(f"it should be a URL that begins with https:// or http://, such as {example}")
         try:
             port = urlsplit(url).port
         except ValueError as error:
@@ -97,6 +98,13 @@ class AlertSettings(Section):
         if port == 0:
             raise ValueError("its port should be a number from 1 to 65535")
         return url
+
+    @field_validator("smtp")
+    @classmethod
+    def _is_a_host_with_port(cls, server: str) -> str:
+        if not SMTP.fullmatch(server):
+            raise ValueError('it should be HOST:PORT of the mail server, such as "mail.example.org:587"')
+        return server
 
     @field_validator("smtp_user")
     @classmethod

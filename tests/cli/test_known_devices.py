@@ -62,7 +62,8 @@ def test_it_is_refused_where_nobody_can_decide_and_yes_submits_it(site: Site):
     refused = site.call("run", *plan)
     assert refused.returncode == 6
     assert "the plan selects 3 devices a round, and 0 are known" in refused.stderr
-    assert "--yes" in refused.stderr
+    assert f"again when all are in the list of thinwire devices list --home {site.home}; " in refused.stderr
+    assert "or --yes to submit it and wait" in refused.stderr
     assert runs(site) == []
     masked = site.call("run", str(SECURE), "--detach")
     assert (masked.returncode, runs(site)) == (6, [])

@@ -88,7 +88,7 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
             return
         raise typer.Exit(INTERRUPTED)
-    ways = [again("devices list", home)]
+    ways = [f"again when all are in the list of {again('devices list', home)}"]
     keys = [key for key in lacking if key not in (SECURE, TASK)]
     ways += [f"less in [cohort] {', '.join(keys)}"] if keys else []
     ways += [f"{SECURE} = false"] if SECURE in lacking else []

@@ -161,7 +161,7 @@ def test_what_a_value_should_be_is_said(more: str, why: str, hint: str) -> None:
 def test_a_file_in_the_place_of_a_task_s_name_is_refused_with_where_it_goes() -> None:
     with pytest.raises(PlanError, match="task = 'task.py' is not valid") as error:
         RunPlan.parse(TWO_LINES.replace("digits", "task.py"))
-    assert "--task NAME=FILE" in error.value.why
+    assert "its code is given apart from the plan, as NAME=MODULE" in error.value.why
 
 
 def test_a_misspelt_codec_reduction_or_optimizer_is_told_beside_wrong_keys() -> None:

@@ -15,12 +15,22 @@ from tests.support.small_task import normed, plan_of, task_of
 from thinwire import simulate
 from thinwire.client import ClientInfo
 from thinwire.core import RunPlan
-from thinwire.core.errors import NotFound, UsageError
+from thinwire.core.errors import NotFound, ThinwireError, UsageError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.simulation import RunFailed
 from thinwire.simulation.history import Progress
 
 PLAN = plan_of(run="rounds = 3")
+
+
+@pytest.mark.parametrize(
+    ("task", "plan"), [("digits", PLAN), ("mine=x.py", {"run": {"task": "a b"}, "local": {"lr": 1}})]
+)
+def test_a_name_that_is_none_is_refused_without_an_option_that_a_notebook_does_not_have(task: str, plan: Any) -> None:
+    with pytest.raises(ThinwireError, match="is not valid") as refused:
+        simulate(task, plan, clients=2)
+    assert "NAME=MODULE" in refused.value.why
+    assert "--" not in f"{refused.value} {refused.value.why} {refused.value.hint}"
 
 
 def test_the_model_has_the_tensors_and_the_metrics_of_the_last_version() -> None:

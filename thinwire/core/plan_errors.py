@@ -113,7 +113,7 @@ def _wanted(details: Mapping[str, Any]) -> str:
     if details["type"] in TABLE:
         return f"{SHOULD}a table"
     if details["type"] == "string_pattern_mismatch" and place_of(details) == ("run", "task"):
-        return "it is the name of a task, of letters, digits, - and _; --task NAME=FILE says where its code is"
+        return "it names a task, by letters, digits, - and _; its code is given apart from the plan, as NAME=MODULE"
     said = str(details["msg"]).removeprefix("Value error, ")
     said = said.replace("Input should be ", SHOULD).replace("String should have ", f"{SHOULD}of ")
     return said.partition(", got ")[0].partition(", unable ")[0]

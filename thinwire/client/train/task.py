@@ -65,7 +65,9 @@ def load_task(spec: str) -> LoadedTask:
     name, equals, module = spec.partition("=")
     if not equals or not NAME.fullmatch(name) or not module:
         raise BadUsage(
-            f"--task {spec!r} is not valid", why="it reads NAME=MODULE", hint="--task digits=path/to/task.py"
+            f"the task {spec!r} is not valid",
+            why="it reads NAME=MODULE: a name of letters, digits, - and _, and where its code is",
+            hint="digits=path/to/task.py",
         )
     return replace(as_task(name, _imported(module)), spec=spec)
 

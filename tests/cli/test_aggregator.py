@@ -23,6 +23,7 @@ from thinwire.cli import local_state
 from thinwire.cli.aggregator import dashboard
 from thinwire.cli.params import Address
 from thinwire.core import RunPlan
+from thinwire.core.clock import down_since_of, last_beat
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome, living_holder
@@ -208,6 +209,31 @@ def test_ctrl_c_detaches_from_a_run_which_goes_on_until_it_is_stopped(thinwire, 
     stopped = thinwire("runs", "stop", "latest", "--json", "--home", home)
     assert stopped.document == {"run_id": "digits-1", "status": "stopped", "was_over": False}
     assert thinwire("runs", "watch", "latest", "--home", home).code == 10
+
+
+BEGINNING = """
+import os, sys
+from pathlib import Path
+from thinwire.cli.local_state import starting
+from thinwire.cli.main import main
+
+class Killed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "thinwire.flower":  # the first of the imports that take long
+            os._exit(7 if starting(Path(sys.argv[-1])) == os.getpid() else 8)
+
+sys.meta_path.insert(0, Killed())
+main()
+"""
+
+
+def test_others_see_that_it_starts_before_its_imports_and_a_start_that_dies_there_leaves_the_last_beat(home: Path):
+    lock = AggregatorHome.under(home).lock
+    lock.write_text('{"pid": 4194305}')
+    os.utime(lock, (1000.0, 1000.0))
+    start = [sys.executable, "-c", BEGINNING, "aggregator", "start", "--home", str(home)]
+    assert subprocess.run(start, env=environment(), timeout=PATIENCE_S, check=False).returncode == 7
+    assert (last_beat(lock), down_since_of(lock)) == (1000.0, 1000.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

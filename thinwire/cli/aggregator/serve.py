@@ -47,6 +47,7 @@ from thinwire.core.signals import ended_by_signals, until
 from thinwire.core.start_options import NOT_KEPT, StartOptions, start_command
 
 if TYPE_CHECKING:
+    from thinwire.core.statedir import AggregatorHome
     from thinwire.store import Store
 
 AGGREGATOR_LOG = "aggregator.log"
@@ -165,11 +166,27 @@ def tell_start() -> None:
 def serve_here(wanted: Wanted, home: Path | None) -> int:
     """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`, and return the exit code."""
     tell_start()
+    from thinwire.core.clock import DOWN_SINCE, down_since_of, last_beat
+    from thinwire.core.statedir import write_about
+
+    place = aggregator_home(home)
+    served_at = down_since_of(place.lock)
+    down_since = last_beat(place.lock)  # a restored folder has no lock file, and therefore no last beat
+    with _alone(place.lock, home) as lock:
+        # Others see that this process starts, before its imports, which take seconds. A start that fails before the
+        # store has the last beat leaves it in the file.
+        write_about(lock, {DOWN_SINCE: served_at})
+        os.utime(lock, (down_since, down_since))
+        return _serve(wanted, home, place, lock, down_since)
+
+
+def _serve(wanted: Wanted, home: Path | None, place: AggregatorHome, lock: int, down_since: float) -> int:
+    """Serve as the holder of `lock`, whose last one was alive until `down_since`, and return the exit code."""
     from thinwire import __version__
     from thinwire.client.train.worker import imported_for_good
 
     with imported_for_good():
-        from thinwire.core.clock import DOWN_SINCE, beating, down_since_of, last_beat, repeating
+        from thinwire.core.clock import beating, repeating
         from thinwire.core.disk_reserve import DiskReserve
         from thinwire.core.owner_file import aggregator_file
         from thinwire.core.statedir import write_about
@@ -177,19 +194,14 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         from thinwire.server.service import RunLimits, memory_limit, serve
         from thinwire.store import FileSpool, Store
 
-    place = aggregator_home(home)
     settings = aggregator_file(place.root.parent)
-    served_at = down_since_of(place.lock)
-    down_since = last_beat(place.lock)  # a restored folder has no lock file, and therefore no last beat
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(_alone(place.lock, home))
         ending = stack.enter_context(ended_by_signals(threading.Event()))
         stack.enter_context(bounded_log(place.root / SERVICE_LOG, MAX_LOG_BYTES))
         stack.callback(os.umask, os.umask(0o077))  # also for the files of Flower and the dashboard
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
         store.record_restart(time.time(), down_since)
-        write_about(lock, {DOWN_SINCE: served_at})
         stack.enter_context(beating(lock))
         wanted.listen.require_free("--listen")
         if wanted.dashboard:

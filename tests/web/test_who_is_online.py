@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from tests.support.browsing import Open, axe, overflow
+from tests.support.browsing import Open, axe, overflow, pages
 from tests.support.filled_fleet import a_fleet
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import showing
@@ -66,6 +66,29 @@ def test_pages_say_who_was_heard_when_and_nothing_of_a_dead_aggregator(
         assert " online" not in gone.locator("main").inner_text().replace("who is online is unknown", "")
         command = f"thinwire aggregator start --listen 0.0.0.0:9090 --home {shlex.quote(str(place.root.parent))}"
         expect(gone.get_by_role("alert")).to_contain_text(command)
+
+
+def test_a_viewer_is_not_shown_the_paths_of_the_start_command(store: Store, place: AggregatorHome, browser: Browser):
+    place.lock.touch()
+    options = {"certificate": "/etc/own/cert.pem", "key": "/etc/own/key.pem"}
+    (place.root / FILE).write_text(json.dumps({"options": options, "folder": "/"}))
+    password = "an owl in the 7th tower"
+    for name, role in (("bert", "operator"), ("carla", "viewer")):
+        store.users.add(name, role, password, "root")
+    run = twelve_rounds(store)
+    with showing(store.url, place.lock) as shown, pages(browser) as new_page:
+        for name, starts in (("bert", True), ("carla", False)):
+            page = new_page()
+            page.goto(f"{shown.url}/login")
+            page.get_by_label("Name").fill(name)
+            page.get_by_label("Password").fill(password)
+            page.get_by_role("button", name="Log in").click()
+            page.goto(f"{shown.url}/runs/{run.run_id}")
+            told = (
+                "thinwire aggregator start --certificate" if starts else "An operator starts it again, on its machine."
+            )
+            expect(page.get_by_role("alert")).to_contain_text(told)
+            assert ("key.pem" in page.content()) == starts
 
 
 def test_commands_name_the_state_directory_where_a_terminal_would_look_elsewhere(

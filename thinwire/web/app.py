@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 import thinwire
 from thinwire.core.clock import HEARD, down_since_of, last_beat
 from thinwire.core.disk_reserve import disk_full_text
-from thinwire.store import Store
+from thinwire.store import ROLES, Store
 from thinwire.web import (  # fmt: skip
     alerts,
     device_routes,
@@ -88,10 +88,15 @@ def run_page(request: Request, settings: SettingsDep, run_id: RunId) -> Response
 
 
 def _shell(request: Request, depth: int, settings: Settings, first: str = "") -> Response:
-    """Return the HTML with the status as it is now: its script reads again only what changes after it."""
+    """Return the HTML with the status as it is now: its script reads again only what changes after it.
+
+    The command that starts the aggregator again may name paths of keys: a viewer, who does not start it, gets none.
+    """
+    person = visitor(request).person
+    start = settings.start_command if person.role != ROLES[0] else ""
     files = script(STATIC).name, styles(STATIC).name
     home, news = settings.home_option, request.app.state.live.told()
-    return shell(visitor(request).person, depth, home, settings.start_command, *files, news, first)
+    return shell(person, depth, home, start, *files, news, first)
 
 
 class Compression(GZipMiddleware):

@@ -269,9 +269,9 @@ def shell(
 ) -> HTMLResponse:  # fmt: skip
     """Return the dashboard's HTML frame for a person, `depth` folders below the root; `script` fills it.
 
-    `home` is the option for shown commands, `start` the command that starts the aggregator again, `news` the first
-    message of the live stream, `first` the address under the API that the script reads first. Addresses are relative,
-    so that any prefix works.
+    `home` is the option for shown commands, `start` the command that starts the aggregator again, or "", `news` the
+    first message of the live stream, `first` the address under the API that the script reads first. Addresses are
+    relative, so that any prefix works.
     """
     begun = f'<link rel="preload" as="fetch" crossorigin href="{{{{root}}}}/api/v1/{html.escape(first)}">' * bool(first)
     text = static_text("page.html").replace("{{first}}", begun).replace("{{root}}", ".." if depth else ".")

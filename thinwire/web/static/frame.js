@@ -85,7 +85,7 @@ export const Gone = ({ news, matters }) => {
       <div>
         <strong>${news.reached ? `The aggregator is not running${news.down_since ? ` since ${when(news.down_since, serverNow())}` : ""}.` : "The aggregator is gone, and this page's server with it."}</strong>
         <p>Nothing is lost: runs go on where they were when it is started again.${since} This page comes back by itself.</p>
-        <${Command} text=${start} />
+        ${start ? html`<${Command} text=${start} />` : html`<p>An operator starts it again, on its machine.</p>`}
       </div>
     </div>`;
 };

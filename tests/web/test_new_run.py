@@ -381,6 +381,10 @@ def test_the_form_is_usable_by_all_and_at_every_width(store: Store, served: Show
     for width in (400, 1000, 1300, 1920):
         page.set_viewport_size({"width": width, "height": 900})
         assert overflow(page) <= 0, width
+        told = page.locator("#s-privacy > summary")
+        heading, about = (told.locator(part).bounding_box() for part in ("h2", ".faint"))
+        assert heading and about
+        assert abs(heading["y"] - about["y"]) < 10, f"the heading's text stands beside it at {width}"
     page.locator(".wrongs a").click()
     expect(page.locator("#f-local-lr")).to_be_focused()
 

@@ -80,7 +80,9 @@ class RunSection(Section):
         default=1.0, description="share of the devices' time, beside other runs that use them"
     )
     init: Spec = Field(
-        default="", description="the first model: .safetensors file, run:ID, device (one makes it); else the task's"
+        default="",
+        description="the first model: a .safetensors file, `run:ID`, or `device`: a device makes it. Empty: the task "
+        "makes it where the run is started; the dashboard lets a device do so",
     )
     keep: Name = Field(default="last,best", description="versions kept when the run ends: last,best or all")
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")

@@ -16,6 +16,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.statedir import AggregatorHome, hold, lock_file
+from thinwire.server.run_extension import extend_run
 from thinwire.store import Store
 
 
@@ -151,6 +152,15 @@ def test_the_plan_of_a_clone_is_printed_with_its_changes(thinwire, home: Path, f
     read, old = RunPlan.parse(said.out), RunPlan.from_json(store.run("toy-1").plan)
     assert read.run.seed == 7
     assert read.model_copy(update={"run": read.run.model_copy(update={"seed": old.run.seed})}).digest == old.digest
+
+
+def test_a_clone_has_the_plan_that_the_run_was_started_with(thinwire, home: Path, folder: Path, store: Store):
+    begun = store.run("toy-1").plan
+    extend_run(store, AggregatorHome.under(home), "toy-1", 3, {"local.lr": "0.25"}, "ann")
+    assert store.run("toy-1").plan["local"]["lr"] == 0.25
+    said = thinwire("runs", "clone", "toy-1", "--print", "--home", home)
+    assert RunPlan.parse(said.out).digest == RunPlan.from_json(begun).digest
+    assert "toy-1 was extended: its clone has the plan of the start" in said.err
 
 
 def test_a_clone_begins_with_the_first_model_of_the_old_run(

@@ -94,6 +94,21 @@ def test_the_schedule_keeps_its_number_of_rounds_unless_it_is_set(tmp_path: Path
     assert extended_again.status == "queued"
 
 
+def test_the_plan_of_the_start_is_found_behind_two_extensions(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(SPEEDS))
+    run_id = site.submit(local={"lr": 1.0, "schedule": "cosine", "lr_end": 0.1})
+    begun = site.store.run(run_id)
+    assert (begun.is_extended, begun.first_plan) == (False, begun.plan)
+    site.serve()
+    extended(site, run_id, local__lr="0.5", run__target='{ metric = "loss", value = 0.001 }')
+    site.serve()
+    extended(site, run_id, local__lr="0.25")
+    row = site.store.run(run_id)
+    assert (row.plan["local"]["lr"], row.plan["run"]["rounds"], row.is_extended) == (0.25, 7, True)
+    assert row.first_plan == begun.plan
+    assert RunPlan.from_json(row.first_plan).digest == RunPlan.from_json(begun.plan).digest
+
+
 def test_a_schedule_that_has_ended_at_0_is_refused(tmp_path: Path) -> None:
     site = Site(tmp_path, steady(SPEEDS))
     run_id = site.submit(local={"lr": 1.0, "schedule": "linear"})

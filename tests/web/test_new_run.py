@@ -19,9 +19,10 @@ from tests.support.filled_store import add_devices, finish, new_run, twelve_roun
 from tests.support.reasons import noted
 from tests.support.serving import Shown, serving
 from tests.web.test_roles import Visitors
-from thinwire.core.events import RunNoted
+from thinwire.core.events import RunNoted, RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
+from thinwire.core.run_events import RunExtended
 from thinwire.core.statedir import hold
 from thinwire.store import ROLES, CommandRow, MeasureRow, Store
 from thinwire.store.device_profiles import work_key
@@ -360,6 +361,23 @@ def test_a_clone_begins_with_the_plan_of_its_run(store: Store, served: Shown, lo
     expect(page.locator(".plan-state")).to_contain_text(f"First model: model 0 of {run.run_id}.")
     fill(page, "run.init", f"run:{run.run_id}")
     expect(page.locator(".plan-state")).to_contain_text(f"First model: the last model of {run.run_id}.")
+
+
+def test_a_clone_of_an_extended_run_has_the_plan_of_its_start_and_says_so(store: Store, served: Shown, look: Open):
+    run = new_run(store)
+    run.quiet_round()
+    finish(run)
+    row, now = store.run(run.run_id), time.time()
+    plan = {**row.plan, "run": {**row.plan["run"], "rounds": 40}, "local": {**row.plan["local"], "lr": 0.1}}
+    before = {"run.rounds": 12, "local.lr": 0.5}
+    more = RunExtended(now, 40, 12, row.version, row.rounds_closed + 1, plan, before=before)
+    store.record(run.run_id, [more, RunStatusChanged(now, "queued", ""), RunStatusChanged(now, "done", "40 rounds")])
+    page = look(served.url, f"runs/{run.run_id}")
+    expect(page.locator(".sentence")).to_contain_text("from its first start to its last end")
+    expect(page.locator(".figures")).to_contain_text("first start to last end")
+    page.get_by_role("link", name="Clone").click()
+    expect(page.locator(".head")).to_contain_text("what its extension changed is left out")
+    expect(toml(page)).to_have_value(re.compile(r"rounds = 12\n.*lr = 0\.5\n", re.DOTALL))
 
 
 def show_all(page: Page) -> None:

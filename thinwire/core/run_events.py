@@ -16,6 +16,7 @@ round, with the digest of the released bytes, so that a resume releases the same
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -72,7 +73,7 @@ class RunExtended(Event):
 
     `rounds` is the new total of rounds and `was` the total before; `version` is the model version from which the run
     goes on. `plan` is the resolved plan that holds from now on. `sets` are the keys that the person changed, in TOML's
-    notation.
+    notation. `before` has the keys of the old plan whose values differ, as `section.key`.
 
     `command_id` is the number of the person's command. A command that was carried out and not answered before a crash
     is not carried out again.
@@ -89,14 +90,14 @@ class RunExtended(Event):
     sets: Mapping[str, str] = field(default_factory=dict)
     who: str = ""
     command_id: int = 0
+    before: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def note(self) -> Reasons:
-        """Return the event as a note for the operator."""
-        who = self.who or "a person"
-        return [
-            Reason("extended", {"who": who, "was": self.was, "rounds": self.rounds, "first": self.first_round}),
-        ]
+        """Return the event as a note for the operator; with it `RunRow.first_plan` finds the plan of the start."""
+        numbers = {"was": self.was, "rounds": self.rounds, "first": self.first_round}
+        said = {"who": self.who or "a person", "before": json.dumps(dict(self.before))}
+        return [Reason("extended", {**numbers, **said})]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from thinwire.aggregation import codecs
 from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
@@ -73,7 +73,7 @@ def extend_run(
     now = wall()
     event = RunExtended(
         now, plan.run.rounds, row.rounds_total, run_state.version, run_state.rounds_opened + 1, plan.to_json(),
-        sets, command.who, command.id,
+        sets, command.who, command.id, _changed(old, plan),
     )  # fmt: skip
     said = f"{counted(rounds, 'more round')}, to {plan.run.rounds} in all"
     store.record(row.run_id, [*_closed(run_state, now), event, RunStatusChanged(now, "queued", f"queued for {said}")])
@@ -138,6 +138,18 @@ def _plan(row: RunRow, old: RunPlan, run_state: RunState, rounds: int, sets: Map
     if refused := plan.check(codecs):
         raise as_error(refused)
     return plan
+
+
+def _changed(old: RunPlan, plan: RunPlan) -> dict[str, Any]:
+    """Return the keys of the old plan that have another value in the new one, as `section.key`."""
+    now = plan.to_json()
+    return {
+        f"{section}.{key}": value
+        for section, table in old.to_json().items()
+        if isinstance(table, Mapping)
+        for key, value in table.items()
+        if now[section][key] != value
+    }
 
 
 def _require_budget(store: Store, row: RunRow, plan: RunPlan, run_state: RunState, rounds: int) -> None:

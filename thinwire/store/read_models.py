@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,6 +104,21 @@ class RunRow(Traffic, Outcomes, Measured):
     archived_at: float | None = None
     deleted_at: float | None = None  # then only this row is left, and the devices' parts in the run
     deleted_by: str = ""
+
+    @property
+    def is_extended(self) -> bool:
+        """Return True if the run was given more rounds after an end."""
+        return any(code == "extended" for note in self.notes for code, _ in note)
+
+    @property
+    def first_plan(self) -> dict[str, Any]:
+        """Return the plan that the run was started with: `plan` without what its later rounds changed."""
+        found = {name: dict(table) if isinstance(table, dict) else table for name, table in self.plan.items()}
+        for code, numbers in (reason for note in reversed(self.notes) for reason in note):
+            for key, value in json.loads(str(numbers.get("before", "{}")) if code == "extended" else "{}").items():
+                section, _, name = key.partition(".")
+                found[section][name] = value
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

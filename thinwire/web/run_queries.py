@@ -69,7 +69,8 @@ class Reader:
         `name` is an id, a unique beginning of one, or "latest".
         """
         row = self._store.run(name)
-        return schemas.RunPage(**dict(self._now(row)), **self._about(row), clients=self._clients.page(row).clients)
+        clients = self._clients.page(row).clients
+        return schemas.RunPage(**dict(self._now(row)), **self._about(row), first_plan=row.first_plan, clients=clients)
 
     def view(
         self, name: str, since: int = 0, number: int = 0, held: int = 0, first_client: int | None = None,
@@ -199,6 +200,7 @@ class Reader:
             schemas.RunNow, row, open_rounds, self._store.line() if row.status == "queued" else (),
             model_digest=row.model_digest, seconds=totals.seconds,
             notes=[with_home(sentence(note), self._home) for note in row.notes], seq=seq,
+            extended=row.is_extended,
             protection=protection and schemas.Protection.model_validate(protection),
             privacy=spent and schemas.Privacy.model_validate(spent[0]),
             not_evaluated=not_evaluated(row, latest), now=time.time(), warning=warning,

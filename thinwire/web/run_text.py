@@ -176,8 +176,9 @@ def _made(run: RunRow) -> str:
     That time has waits and pauses too, which are in no round: the explanation of the run tells the time of its rounds.
     """
     made, comma, more = (run.status_text or _rounds(run.version)).partition(",")
+    span = "its first start to its last end" if run.is_extended else "start to end"
     if run.started_at is not None and run.finished_at is not None:
-        made += f", {duration(run.finished_at - run.started_at)} from start to end"
+        made += f", {duration(run.finished_at - run.started_at)} from {span}"
     return made + comma + more
 
 

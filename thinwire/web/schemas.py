@@ -171,10 +171,11 @@ class RunNow(Went, Run):
 
     `protection` is null without secure aggregation, `privacy` without differential privacy.
     `not_evaluated` is the reason why its latest version has no metric. `warning` says that its training diverges, and
-    what to try.
+    what to try. An `extended` run got more rounds after an end: the time between belongs to no round.
     """
 
     notes: list[str]
+    extended: bool = False
     warning: str = ""
     model_digest: str
     protection: Protection | None = None
@@ -201,8 +202,9 @@ class About(Answer):
 
 
 class RunPage(About, RunNow):
-    """Holds a run with its plan and its clients."""
+    """Holds a run with its plan and its clients; `first_plan` is the plan that the run was started with."""
 
+    first_plan: dict[str, Any]
     clients: list[Client]
 
 

@@ -192,8 +192,7 @@ def _traffic(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
             console.line(f"        {formatting.size(keys)} of it are keys, shares and signatures")
     last = row.payload_down - sum(one.payload_down for one in rounds)
     if row.status == "done" and last > 0:
-        extended = any(code == "extended" for note in row.notes for code, _ in note)
-        models = "the last model, once at each end of the run" if extended else "the last model"
+        models = "the last model, once at each end of the run" if row.is_extended else "the last model"
         console.line(f"        {formatting.size(last)} of it evaluated {models}, and is in no round")
 
 

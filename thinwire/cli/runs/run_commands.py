@@ -294,7 +294,7 @@ def clone(
     json: Json = False,
     home: Home = None,
 ) -> None:
-    """Start a new run with the plan of an old one, with changes; print its id."""
+    """Start a new run with the plan that an old one was started with, with changes; print its id."""
     from thinwire.aggregation import codecs
     from thinwire.cli.local_state import again, opened, require_alive
     from thinwire.cli.run import require_known
@@ -304,7 +304,9 @@ def clone(
 
     with opened(home, read_only=show) as store:
         row = store.run(run_id)
-        old = RunPlan.from_json(row.plan)
+        old = RunPlan.from_json(row.first_plan)
+        if row.is_extended:
+            console.note(f"{row.run_id} was extended: its clone has the plan of the start, without later changes")
         plan = RunPlan.parse(plan_text(old), f"the plan of {row.run_id}", overrides(sets), codecs=codecs)
         if show:
             console.line(plan_text(plan).rstrip())

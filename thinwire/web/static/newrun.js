@@ -18,7 +18,7 @@ export const NewRunPage = ({ news }) => {
     document.title = "New run · Thinwire";
     Promise.all([get("plans/schema"), get("plans/tasks"), from.current ? get(`runs/${encodeURIComponent(from.current)}`) : null]).then(
       ([schema, tasks, run]) => {
-        setReady({ sections: sectionsOf(schema), tasks: tasks.tasks, error: null });
+        setReady({ sections: sectionsOf(schema), tasks: tasks.tasks, error: null, extended: run?.extended });
         if (run) plan.take(cloned(run), run.run_id);
         else plan.take({ ...BLANK, run: Object.keys(tasks.tasks).length === 1 ? { task: Object.keys(tasks.tasks)[0] } : {} });
       },
@@ -33,7 +33,7 @@ export const NewRunPage = ({ news }) => {
   return html`
     <${Gone} news=${news} matters />
     <div class="head"><nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>New run</h1></nav>
-      ${plan.origin && html`<p class="sentence small">A clone of <a href=${link(`runs/${plan.origin}`)}>${plan.origin}</a>: change what should differ.</p>`}</div>
+      ${plan.origin && html`<p class="sentence small">A clone of <a href=${link(`runs/${plan.origin}`)}>${plan.origin}</a>: change what should differ.${ready.extended && " It has the plan of that run's start: what its extension changed is left out."}</p>`}</div>
     <div class="new-run">
       <div>
         <${Drop} take=${plan.takeText} />
@@ -48,8 +48,8 @@ export const NewRunPage = ({ news }) => {
     </div>`;
 };
 
-/** The plan of a run, to begin with the same first model, as `thinwire runs clone` does. */
-const cloned = ({ plan, run_id, source }) => (source === "devices" && plan.run.init !== "device" ? { ...plan, run: { ...plan.run, init: `run:${run_id}@0` } } : plan);
+/** The plan that a run was started with, to begin with the same first model, as `thinwire runs clone` does. */
+const cloned = ({ first_plan: plan, run_id, source }) => (source === "devices" && plan.run.init !== "device" ? { ...plan, run: { ...plan.run, init: `run:${run_id}@0` } } : plan);
 
 /** One plan with two views, values and TOML: a change of one is checked by the server, and the answer fills the other. */
 function usePlan() {

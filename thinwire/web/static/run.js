@@ -100,7 +100,7 @@ const Head = ({ run, lines, still, gone }) => {
       ${measures(run) && figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
       ${"accuracy" in run.metrics && figure("loss", run)}
       <div><dt>rounds</dt><dd><${Made} run=${run} /></dd></div>
-      <div><dt>${run.finished_at ? "start to end" : "since its start"}</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
+      <div><dt>${run.finished_at ? (run.extended ? "first start to last end" : "start to end") : "since its start"}</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
       <div><dt>sent up, payload</dt><dd>${times(run.dense_up, run.payload_up)}</dd></div>
       <div><dt>sent up, wire</dt><dd>${run.wire_up !== null && run.wire_up < run.payload_up ? wired(run.wire_up, run.payload_up) : times(run.dense_up, run.wire_up)}</dd></div>
       <div><dt>aggregated</dt><dd>${run.aggregated_count + run.late}<small> updates</small></dd></div>

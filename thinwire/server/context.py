@@ -143,7 +143,7 @@ class RunContext:
             self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
         share = RunShare(
             self.run_id, self.plan.run.priority, self.run_state.ledger, lambda: self.elapsed, lambda: self.deferred,
-            leases=self.mode.shares_devices,
+            leases=self.mode.shares_devices, until_closed=self.plan.secure.enabled,
         )  # fmt: skip
         self.leases.join(share, begins)
 

@@ -2,8 +2,9 @@
 
 A device is leased to the run whose ledger has an assignment of it that is not overdue. A lease begins with the event
 that selects the device, and ends with its reply, failure, cancellation or deadline; also with a reply that waits for
-the run's next round. There is no table of leases: after a restart they follow from the ledgers, which are rebuilt from
-the journals, and from the replies, which devices send again.
+the run's next round. A secure round keeps its clients until it closes: `agree` and `unmask` follow the masked update,
+and on a slow link another run's model would delay these messages. There is no table of leases: after a restart they
+follow from the ledgers, which are rebuilt from the journals, and from the replies, which devices send again.
 
 A free device goes to the run with the fewest device-seconds divided by its `[run] priority`, among the runs that could
 use it now. An assignment counts once it is settled. So runs that always want devices get equal shares (start-time fair
@@ -20,7 +21,7 @@ devices were sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from thinwire.core.formatting import counted
@@ -39,6 +40,7 @@ class RunShare:
     replied: Callable[[], Container[str]] = tuple  # assignments whose replies wait for the next round
     wants: frozenset[str] = frozenset()
     leases: bool = True  # False: with Poisson sampling
+    until_closed: bool = False  # True: with secure aggregation, whose rounds need a client after its reply, too
     is_going: bool = False  # one of the `max_runs` whose rounds go on
     is_short: bool = False  # it waits for offline devices
 
@@ -53,10 +55,18 @@ class RunShare:
 
     def has(self, device: str) -> bool:
         """Return True if the device works for this run: its assignment has no reply and is not overdue."""
-        return self.leases and any(map(self.is_open, self.ledger.outstanding(device)))
+        if not self.leases:
+            return False
+        kept = self.ledger.accepted(device) if self.until_closed else None
+        return any(map(self.is_open, self.ledger.outstanding(device))) or (kept is not None and self.is_open(kept))
+
+    def leased(self) -> Iterator[AssignmentRecord]:
+        """Yield the assignments for which the run has devices now."""
+        kept = self.ledger.all_accepted() if self.until_closed else ()
+        yield from (one for one in (*self.ledger.oldest(), *kept) if self.leases and self.is_open(one))
 
     def is_open(self, assigned: AssignmentRecord) -> bool:
-        """Return True if an outstanding assignment has no reply yet and is not overdue."""
+        """Return True if an assignment has no reply that waits for the next round, and is not overdue."""
         return self.elapsed() < assigned.due_s and assigned.assignment_id not in self.replied()
 
 
@@ -162,14 +172,8 @@ class DeviceLeases:
 
     def busy_s(self, run_id: str) -> float:
         """Return the seconds after which no device works for another run any more, if all reply in time."""
-        others = [one for one in self._runs.values() if one.run_id != run_id and one.leases]
-        due = (
-            assigned.due_s - one.elapsed()
-            for one in others
-            for assigned in one.ledger.oldest()
-            if one.is_open(assigned)
-        )
-        return max(due, default=0.0)
+        others = [one for one in self._runs.values() if one.run_id != run_id]
+        return max((assigned.due_s - one.elapsed() for one in others for assigned in one.leased()), default=0.0)
 
     def free(self) -> int:
         """Return how many further runs may start: those that are paused or wait for offline devices do not count."""
@@ -184,7 +188,9 @@ class DeviceLeases:
     def holders(self, run_id: str) -> list[str]:
         """Return the other runs that have devices or want some, sorted."""
         others = (one for one in self._runs.values() if one.run_id != run_id)
-        return sorted(one.run_id for one in others if one.leases and (one.ledger.busy or one.wants))
+        return sorted(
+            one.run_id for one in others if one.leases and (one.ledger.busy or one.wants or any(one.leased()))
+        )
 
     def waiting(self) -> list[str]:
         """Return the runs that want devices, those first that have used least."""

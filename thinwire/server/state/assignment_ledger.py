@@ -183,6 +183,17 @@ class AssignmentLedger:
         for assignment_ids in self._outstanding.values():
             yield self._records[assignment_ids[0]]
 
+    def accepted(self, device: str) -> AssignmentRecord | None:
+        """Return the last assignment of a device if its open round has accepted the update; else None."""
+        found = self._records.get(self._last.get(device, ""))
+        is_open = found is not None and found.round in self.rounds and self.rounds[found.round].is_open
+        return found if found is not None and is_open and found.status == "accepted" else None
+
+    def all_accepted(self) -> Iterator[AssignmentRecord]:
+        """Yield the assignments whose updates an open round has accepted."""
+        for assigned in self.rounds.values():
+            yield from (one for one in assigned.assignments if assigned.is_open and one.status == "accepted")
+
     @property
     def unresolved(self) -> list[AssignmentRecord]:
         """Return the assignments without an outcome, oldest first."""

@@ -98,6 +98,20 @@ def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path)
     assert aggregator.answer(handler, aggregator.assign(run="other-1"))[0].kind == "protocol"
 
 
+def test_the_owner_decides_how_many_runs_are_kept(tmp_path):
+    """Six runs take turns, as an aggregator with a larger max_runs gives them: none loses its residual."""
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    runs = [f"small-{number}" for number in range(1, 7)]
+    for most, lost in ((6, {""}), (2, {"given-up"})):
+        device = tmp_path / f"keeps-{most}"
+        handler = aggregator.handler(device, AdmissionController(Policy(max_runs=most), device))
+        turns = [(number, run) for number in (1, 2) for run in runs]
+        found = [aggregator.answer(handler, aggregator.assign(number, run=run))[0] for number, run in turns]
+        assert {header.lost for header in found[len(runs) :]} == lost
+        said = [line for line in aggregator.said if "2 newer runs are not over (max_runs of client.toml)" in line]
+        assert bool(said) == (most == 2)
+
+
 def of_runs(handler):
     """How many runs this process keeps anything of, in each place."""
     return [len(handler.kept._runs), len(handler._uplink_estimators), len(handler._ahead)]

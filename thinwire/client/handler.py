@@ -72,7 +72,7 @@ class AssignmentHandler:
         written_behind = partial(
             waiting_folder, write=environment.write, min_free=lambda: self.admission.min_free_bytes
         )
-        self.kept = RunStore(folder, environment.folders or written_behind)
+        self.kept = RunStore(folder, environment.folders or written_behind, lambda: self.admission.policy.max_runs)
         # By run, for the runs in `kept`.
         self._uplink_estimators = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
         self._ahead: dict[str, PipelineState] = {}

@@ -107,6 +107,11 @@ class Policy(Section):
         description="megabytes of the disk that stay free: no model is fetched and no reply kept that would leave "
         "less; 0: no limit",
     )
+    max_runs: Count = Field(
+        default=4,
+        description="most runs of one task, not over, of which this device keeps residual and models; with one more, "
+        "the run unused longest begins again when it comes back",
+    )
     max_state_mb: NotNegative = Field(
         default=64.0,
         description="most megabytes that a task's own train() keeps in context.state for one run; 0: none",

@@ -29,12 +29,13 @@ from thinwire.client.personal_files import FOLDER as PERSONAL
 from thinwire.client.personal_files import put_aside, put_back
 from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
+from thinwire.core.formatting import counted
 from thinwire.core.plan import RunPlan, canonical, digest_of
 from thinwire.core.protocol import BYTES_A_TOKEN, require_small
 from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Assignment, Reply, ReplyHeader
 
-MAX_OPEN_RUNS = 4  # of one task, not over: an aggregator runs one at a time
+MAX_OPEN_RUNS = 4  # of one task, not over: as many as an aggregator's default max_runs
 MAX_ENDED_RUNS = 64  # of one task, whose sequence stays on disk; for an older run the `Welcome` has it
 
 
@@ -42,16 +43,18 @@ class RunStore:
     """The runs of one task by id, each in its folder `folders(FOLDER, RUN)`.
 
     `seen` is the highest sequence that the aggregator has seen of each run, and `identities` are the runs in which it
-    counted them.
+    counted them. `most` returns how many runs of the task the owner allows (`max_runs` of client.toml).
 
-    Invariant: however many runs an aggregator names, disk and memory hold the full state of at most `MAX_OPEN_RUNS` of
+    Invariant: however many runs an aggregator names, disk and memory hold the full state of at most `most()` of
     a task. Of at most `MAX_ENDED_RUNS` others they hold the sequence. Two threads may call this class.
     """
 
-    def __init__(self, folder: Path, folders: Callable[[Path, str], RunFolder]) -> None:
+    def __init__(
+        self, folder: Path, folders: Callable[[Path, str], RunFolder], most: Callable[[], int] = lambda: MAX_OPEN_RUNS
+    ) -> None:
         self.seen: dict[str, int] = {}
         self.identities: dict[str, str] = {}
-        self._folder, self._folders = folder, folders
+        self._folder, self._folders, self._most = folder, folders, most
         self._runs: dict[str, tuple[RunFolder, ClientRunState]] = {}
         self._lock = threading.RLock()
 
@@ -150,9 +153,10 @@ class RunStore:
         return True
 
     def _give_up_oldest(self, others: Sequence[Path], say: Say) -> None:
-        """Reduce the oldest open runs among the `others` to their sequence if one more than `MAX_OPEN_RUNS` is open."""
+        """Reduce the oldest open runs among the `others` to their sequence if one more than `most()` is open."""
+        most = self._most()
         full = [path for path in others if any(file.name != STATE for file in path.iterdir())]
-        for path in full[: max(0, len(full) - MAX_OPEN_RUNS + 1)]:
+        for path in full[: max(0, len(full) - most + 1)]:
             try:
                 if path.name in self._runs:
                     folder, state = self._runs.pop(path.name)
@@ -164,7 +168,8 @@ class RunStore:
             except (DataLost, OSError) as error:
                 say(str(error))
             else:
-                say(f"{path.name}: {MAX_OPEN_RUNS} newer runs are not over; what was kept of this one is given up")
+                newer = f"{counted(most, 'newer run')} {'is' if most == 1 else 'are'} not over"
+                say(f"{path.name}: {newer} (max_runs of client.toml); what was kept of this one is given up")
 
     def _forget_ended(self, run: str, others: Sequence[Path], say: Say) -> None:
         """Remove the oldest ended runs among the `others` above `MAX_ENDED_RUNS`, and forget runs without any state.

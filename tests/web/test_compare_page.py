@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -118,6 +119,13 @@ def test_a_target_tells_when_each_run_reached_it(page: TestClient, store: Store)
     assert rounds[one] is not None
     assert found["differs"]["uplink.codec"] == {one: "fp16", other: "int8"}
     assert [len(curve["points"]) for curve in found["curves"]] == [4, 6], "with the first model"
+    for curve in found["curves"]:
+        for axis in ("round", "seconds", "bytes"):
+            values = [point[axis] for point in curve["points"]]
+            assert values == sorted({*values}), f"{axis} rises"
+    lines = csv.DictReader(page.get(f"/api/v1/compare.csv?runs={one},{other}&metric=accuracy").text.splitlines())
+    told = [(line["run"], float(line["value"]), int(float(line["payload_up"]))) for line in lines]
+    assert told == [(row["run"], row["value"], row["payload_up"]) for row in found["rows"]]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +144,8 @@ def test_the_page_shows_curves_figures_and_what_differs(store: Store, served: Sh
     expect(page.locator(".readings")).to_contain_text(one)
     page.get_by_label("Metric").select_option("accuracy")
     expect(page.locator("#figures thead")).to_contain_text("accuracy")
+    page.get_by_role("radio", name="seconds").check(force=True)
+    expect(page.get_by_role("img", name="accuracy of 2 runs over seconds")).to_be_visible()
     page.get_by_role("radio", name="bytes").check(force=True)
     page.get_by_role("button", name="Zoom in").click()
     expect(page.locator(".zoom [role=status]")).to_contain_text(" to ")

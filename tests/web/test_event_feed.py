@@ -262,6 +262,11 @@ def test_the_page_follows_the_journal_and_filters_it(store: Store, run: Told, lo
         expect(page.locator("#journal tbody")).to_contain_text("device pi-03")
         expect(page.locator("#journal tbody")).not_to_contain_text("device pi-04")
         assert axe(page) == []
+        page.locator("#journal select").select_option("ClientSelected")
+        assert {"journal=open", "event=ClientSelected", "words=pi-03"} <= set(page.url.partition("?")[2].split("&"))
+        page.reload()
+        expect(page.locator("#journal tbody tr")).to_have_count(1)
+        expect(page.locator("#journal tbody")).to_contain_text("device pi-03")
         page.set_viewport_size({"width": 420, "height": 900})
         assert overflow(page) == 0
 

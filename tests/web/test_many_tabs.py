@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.support.api_answers import DEVICES
+from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import Open
 from tests.support.filled_store import add_devices, new_run
-from tests.support.serving import showing
+from tests.support.serving import Shown, showing
 from thinwire.core.signals import until
 from thinwire.store import Store
 from thinwire.web import app
@@ -63,6 +64,36 @@ def test_eight_tabs_are_live_over_one_stream(store: Store, live: list[Live], loo
         run.status("running", "goes on")
         expect(first.locator(".status").first).to_contain_text("running")
         assert len(live[0].tabs) == 1
+        first.evaluate(TURNED, True)
+        assert until(lambda: not live[0].tabs, 10.0), "all tabs are hidden"
+        run.status("paused", "paused again")
+        first.evaluate(TURNED, False)
+        expect(first.locator(".status").first).to_contain_text("paused")
+
+
+SHOWN_AFTER = """() => { window.shown = {}; new MutationObserver(() => {
+  const said = document.querySelector(".sentence")?.textContent;
+  window.shown[said] ??= Date.now() / 1000;
+}).observe(document.body, { childList: true, subtree: true, characterData: true }); }"""
+
+
+def test_what_happens_is_shown_within_a_second_also_after_a_reload_in_the_middle_of_a_round(
+    run: Told, served: Shown, look: Open
+):
+    run.open()
+    page, delays = look(served.url, f"runs/{run.run_id}"), list[float]()
+    for answered in range(1, 7):
+        if answered == 4:
+            page.reload()
+        expect(page.locator(".sentence")).to_contain_text(f"{answered - 1} of 8 devices")
+        page.evaluate(SHOWN_AFTER)
+        before = time.time()
+        run.answer(DEVICES[answered - 1], 0.1)
+        expect(page.locator(".sentence")).to_contain_text(f"{answered} of 8 devices")
+        shown = page.evaluate("window.shown")
+        took = [at - before for said, at in shown.items() if f"{answered} of 8" in said]
+        delays.append(took[0])
+    assert median(delays) < 1.0, delays
 
 
 def test_a_tab_without_shared_workers_has_a_stream_of_its_own(store: Store, live: list[Live], look: Open):

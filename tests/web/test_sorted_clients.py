@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -97,6 +98,7 @@ def test_a_person_sorts_the_clients_and_the_address_keeps_it(store: Store, serve
     page.keyboard.press("Enter")
     expect(page.get_by_role("columnheader", name="Failed", exact=True)).to_have_attribute("aria-sort", "descending")
     expect(names(page)).to_have_count(50)
+    expect(names(page).first.get_by_role("link")).to_have_attribute("href", re.compile(r"^\.\./devices/pi-\d{4}$"))
     assert {"clients=failed"} == {part for part in page.url.partition("?")[2].split("&") if "round" not in part}
 
 

@@ -21,7 +21,7 @@ export const AlertsPage = ({ news }) => {
     <${Section} id="open-alerts" title="Open" csv=${link("api/v1/alerts.csv")} json=${link("api/v1/alerts")}>
       <${Table} label="Open alerts" rows=${open} stacks keyOf=${(one) => one.id} columns=${OPEN} empty="nothing is wrong" />
     <//>
-    <${Section} id="closed-alerts" title="Over">
+    <${Section} id="closed-alerts" title="Over" json=${link("api/v1/alerts")}>
       <${Table} label="Alerts that are over" rows=${over} stacks keyOf=${(one) => one.id} columns=${OVER} empty="none yet" />
       <p class="faint">Messages go to the targets in <code>aggregator.toml</code>; they are shown by <code>thinwire aggregator config${home}</code></p>
     <//>`;

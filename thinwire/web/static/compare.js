@@ -34,7 +34,7 @@ export const ComparePage = ({ news }) => {
     <ul class="compared" aria-label="Compared runs">${shown.map((id) => html`
       <li key=${id}><${Mark} place=${placeOf(id)} /><a href=${link(`runs/${id}`)}>${id}</a><${Status} status=${rows.find((row) => row.run === id)?.status} />
         ${shown.length > 1 && html`<button type="button" class="tool square" onClick=${() => drop(id)} aria-label=${`Leave ${id} out`} title=${`Leave ${id} out`}><${Icon} name="cross" /></button>`}</li>`)}</ul>
-    <${Curves} data=${data} setName=${setName} placeOf=${placeOf} />
+    <${Curves} data=${data} setName=${setName} placeOf=${placeOf} json=${link(`api/v1/${address}`)} />
     <${Section} id="figures" title="Figures" csv=${link(`api/v1/compare.csv?runs=${ids.join(",")}`)} json=${link(`api/v1/${address}`)}>
       ${data.rows.length > 0 && html`<${Figures} label="Figures of the runs" rows=${data.rows} name=${data.metric} placeOf=${placeOf} />`}
       ${data.apart.length > 0 && html`
@@ -43,12 +43,12 @@ export const ComparePage = ({ news }) => {
         <${Figures} label="Figures of the stopped and failed runs" rows=${data.apart} name=${data.metric} placeOf=${placeOf} />`}
       <details class="more"><summary>The same on the command line</summary><${Command} text=${`thinwire runs compare ${shown.join(" ")}${home}`} /></details>
     <//>
-    <${Section} id="differs" title="What differs in their plans">
+    <${Section} id="differs" title="What differs in their plans" json=${link(`api/v1/${address}`)}>
       ${Object.keys(data.differs).length ? html`<${Differs} differs=${data.differs} shown=${shown} placeOf=${placeOf} />` : html`<p class="faint">Nothing: their plans are equal.</p>`}
     <//>`;
 };
 
-const Curves = ({ data, setName, placeOf }) => {
+const Curves = ({ data, setName, placeOf, json }) => {
   const [axis, setAxis] = useQuery("x", "rounds");
   const [log, setLog] = useQuery("log", "");
   const [table, setTable] = useTable("curves");
@@ -60,7 +60,7 @@ const Curves = ({ data, setName, placeOf }) => {
   })), [data, key]);
   const names = data.metrics.length ? data.metrics : [data.metric];
   return html`
-    <${Section} id="curves" title="Curves" table=${table} setTable=${setTable}
+    <${Section} id="curves" title="Curves" table=${table} setTable=${setTable} json=${json}
       aside=${html`<span class="controls"><label class="pickone">Metric <select value=${data.metric} onChange=${(event) => setName(event.target.value)}>${names.map((one) => html`<option key=${one} value=${one} selected=${one === data.metric}>${one}</option>`)}</select></label>
         <${Switch} label="Horizontal axis" name="axis" value=${axis} choose=${setAxis} options=${[["rounds", "rounds"], ["seconds", "seconds"], ["bytes", "bytes"]]} />
         <label class=${log ? "chip chosen" : "chip"}><input type="checkbox" checked=${Boolean(log)} onChange=${() => setLog(log ? "" : "1")} />log scale</label></span>`}>

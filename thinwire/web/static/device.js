@@ -62,7 +62,7 @@ export const DevicePage = ({ name, news }) => {
     <${Equipment} has=${data.has} />
     <${Installed} tasks=${data.tasks} />
     <${Assignments} device=${data} />
-    <${Deeds} actions=${data.actions} />
+    <${Deeds} device=${data} />
     ${wish && (wish.what === "rename" || wish.what === "tags" ? html`<${Naming} wish=${wish} close=${() => setWish(null)} fail=${setRefused} />` : html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`)}`;
 };
 
@@ -112,7 +112,7 @@ const Installed = ({ tasks }) => html`
 const Digest = ({ digits }) => (digits ? html`<code class="whole">${groups(digits).join(" ")}</code>` : "not known");
 
 const Assignments = ({ device }) => html`
-  <${Section} id="assignments" title="Last assignments" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
+  <${Section} id="assignments" title="Last assignments" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""} json=${link(`api/v1/devices/${device.device}`)}>
     ${device.assignments.length ? html`<${Table} label="Its last assignments" rows=${device.assignments} keyOf=${(a) => a.assignment_id} columns=${[
     { title: "Round", cell: (a) => html`<a href=${link(`runs/${a.run_id}?round=${a.round}`)}>${a.run_id}, ${a.round}</a>` },
     { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}><${Because} reason=${reasonOf(a)} />${restarted(a)}<//>` },
@@ -128,9 +128,9 @@ const Assignments = ({ device }) => html`
   ]} /><${NotKnown} rows=${device.assignments} columns="Examples and Steps" />` : html`<p class="faint">It has had no assignment yet.${device.last_outcome ? html` Last: <${Last} device=${device} />` : ""}</p>`}
   <//>`;
 
-const Deeds = ({ actions }) => html`
-  <${Section} id="deeds" title="Who decided about it" aside="newest first">
-    <${Table} label="What was done to it" rows=${actions} stacks columns=${[
+const Deeds = ({ device }) => html`
+  <${Section} id="deeds" title="Who decided about it" aside="newest first" json=${link(`api/v1/devices/${device.device}`)}>
+    <${Table} label="What was done to it" rows=${device.actions} stacks columns=${[
     { title: "When", cell: (a) => moment(a.at) },
     { title: "Who", cell: (a) => a.who },
     { title: "What", cell: (a) => a.sentence },

@@ -146,7 +146,7 @@ const More = ({ shown, of, all }) => (shown < of
   ? html`<p class="note"><button type="button" class="tool" onClick=${all}>Show all ${count(of)}</button> <span>${count(of - shown)} more are not shown.</span></p>` : null);
 
 const Out = ({ devices, decide }) => html`
-  <${Section} id="out" title="Revoked" aside=${plural(devices.length, "device")}>
+  <${Section} id="out" title="Revoked" aside=${plural(devices.length, "device")} csv=${link("api/v1/devices.csv")} json=${link("api/v1/devices")}>
     <details class="more"><summary>Show ${devices.length === 1 ? "it" : "them"}</summary>
       <${Table} label="Revoked devices" rows=${devices} stacks keyOf=${(d) => d.device} columns=${[
     { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },

@@ -1,6 +1,6 @@
 // Invitations: who may still come with one, the state of the others, and new ones.
 import { post } from "./api.js";
-import { home, html, may, useEffect, useMemo, useState } from "./dom.js";
+import { home, html, link, may, useEffect, useMemo, useState } from "./dom.js";
 import { Field, Form, Twice } from "./fields.js";
 import { count, moment, plural } from "./format.js";
 import { serverNow, useNow } from "./live.js";
@@ -40,7 +40,7 @@ export const Invitations = ({ rows, service }) => {
   const open = rows.filter((r) => state(r) === "open");
   const others = rows.filter((r) => state(r) !== "open");
   return html`
-    <${Section} id="invitations" title="Invitations" aside=${open.length ? `${open.length} can still be used` : "none can be used"}>
+    <${Section} id="invitations" title="Invitations" aside=${open.length ? `${open.length} can still be used` : "none can be used"} json=${link("api/v1/invitations")}>
       ${open.length ? html`<${Open} label="Open invitations" rows=${open.slice(0, SHOWN)} />` : null}
       ${open.length > SHOWN ? html`<details class="more"><summary>${plural(open.length - SHOWN, "other")} that can be used</summary>
         <${Open} label="Other open invitations" rows=${open.slice(SHOWN)} /></details>` : null}

@@ -3,6 +3,7 @@ import { get } from "./api.js";
 import { html, link, useEffect, useState } from "./dom.js";
 import { bytes, moment, seconds } from "./format.js";
 import { Refusal, Section, Table } from "./parts.js";
+import { useQuery } from "./query.js";
 
 const KEPT = 1000; // events in this tab
 const SHOWN = 100;
@@ -114,21 +115,21 @@ const COLUMNS = [
 ];
 
 export const Journal = ({ id }) => {
-  const [open, setOpen] = useState(false);
-  const [kind, setKind] = useState("");
-  const [words, setWords] = useState("");
-  const { events, error } = useEvents(id, open);
+  const [open, setOpen] = useQuery("journal", "");
+  const [kind, setKind] = useQuery("event", "");
+  const [words, setWords] = useQuery("words", "");
+  const { events, error } = useEvents(id, open === "open");
   const kinds = [...new Set((events ?? []).map((one) => one.event))].sort();
   const wanted = words.toLowerCase();
   const rows = (events ?? []).filter((one) => (!kind || one.event === kind) && (!wanted || `${JSON.stringify(one)} ${titled(one.event)} ${told(one.fields)}`.toLowerCase().includes(wanted)));
   return html`
     <${Section} id="journal" title="Journal" json=${link(`api/v1/runs/${id}/events`)}>
-      <details class="more" onToggle=${(event) => setOpen(event.target.open)}><summary>Every decision of this run, as it is recorded</summary>
+      <details class="more" open=${open === "open"} onToggle=${(event) => setOpen(event.target.open ? "open" : "")}><summary>Every decision of this run, as it is recorded</summary>
         ${error && html`<${Refusal} error=${error} />`}
         ${events === null ? html`<p class="loading">Reading…</p>` : html`
           <div class="filters">
             <label>Event <select value=${kind} onChange=${(event) => setKind(event.target.value)}>
-              <option value="">all</option>${kinds.map((one) => html`<option value=${one}>${titled(one)}</option>`)}</select></label>
+              <option value="">all</option>${kinds.map((one) => html`<option value=${one} selected=${one === kind}>${titled(one)}</option>`)}</select></label>
             <label>Words <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></label>
             <span class="faint" role="status">${rows.length} of the newest ${events.length}</span>
           </div>

@@ -1,5 +1,5 @@
 // Refused requests, with the reason that the other side is not told.
-import { html } from "./dom.js";
+import { html, link } from "./dom.js";
 import { moment, plural } from "./format.js";
 import { Section, Table } from "./parts.js";
 
@@ -14,7 +14,7 @@ const COLUMNS = [
 ];
 
 export const Refusals = ({ rows }) => html`
-  <${Section} id="refusals" title="Refused" aside="What they call themselves proves nothing.">
+  <${Section} id="refusals" title="Refused" aside="What they call themselves proves nothing." json=${link("api/v1/refusals")}>
     <${Table} label="Refusals of the device API" rows=${rows.slice(0, SHOWN)} stacks columns=${COLUMNS} />
     ${rows.length > SHOWN ? html`<details class="more"><summary>${plural(rows.length - SHOWN, "earlier one")}</summary>
       <${Table} label="Earlier refusals of the device API" rows=${rows.slice(SHOWN)} stacks columns=${COLUMNS} /></details>` : null}

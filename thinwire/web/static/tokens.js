@@ -1,6 +1,6 @@
 // Tokens: programs use the API with them. A secret is shown once.
 import { post } from "./api.js";
-import { html, may, role, ROLES, user, useState } from "./dom.js";
+import { html, link, may, role, ROLES, user, useState } from "./dom.js";
 import { Choice, Field, Form, Twice } from "./fields.js";
 import { ago, moment } from "./format.js";
 import { serverNow, useNow } from "./live.js";
@@ -20,7 +20,7 @@ export const Tokens = ({ rows }) => {
     return `Token ${found.token.id} is made.`;
   };
   return html`
-    <${Section} id="tokens" title=${all ? "Tokens" : "Your tokens"} aside="a program sends one as Authorization: Bearer">
+    <${Section} id="tokens" title=${all ? "Tokens" : "Your tokens"} aside="a program sends one as Authorization: Bearer" json=${link("api/v1/tokens")}>
       ${made && html`<div class="notice made" role="status"><${Icon} name="alert" /><div>
         <strong>Copy the secret of ${made.token.name} now: it is shown once.</strong>
         <${Command} text=${made.secret} label="secret of the new token" />

@@ -1,6 +1,6 @@
 // Users and tokens: who may log in and with which role; everybody's own password and tokens.
 import { get, post } from "./api.js";
-import { home, html, may, role, ROLES, useEffect, user, useState } from "./dom.js";
+import { home, html, link, may, role, ROLES, useEffect, user, useState } from "./dom.js";
 import { Dialog } from "./dialog.js";
 import { Choice, Field, Form, Twice } from "./fields.js";
 import { moment } from "./format.js";
@@ -41,7 +41,7 @@ const Users = ({ rows }) => {
   const [wish, setWish] = useState(null); // {what: "role" | "reset", row}
   const add = async (given) => (await post("users", given)).sentence;
   return html`
-    <${Section} id="users" title="Users" aside=${ROLES.slice(0, 2).map((one) => MEANS[one]).join(" ")}>
+    <${Section} id="users" title="Users" aside=${ROLES.slice(0, 2).map((one) => MEANS[one]).join(" ")} json=${link("api/v1/users")}>
       <${Table} label="Users" rows=${rows} stacks keyOf=${(r) => r.name} empty="nobody yet: who can read the state directory logs in with a code" columns=${[
     { title: "User", cell: (r) => html`<b>${r.name}</b>` },
     { title: "Role", cell: (r) => (r.disabled_at ? html`<span class="outcome is-away"><${Icon} name="cross" /><span>disabled ${moment(r.disabled_at)}</span></span>` : r.role) },

@@ -19,6 +19,7 @@ from benchmarks.processes import free_port
 from tests.support.fork_server import Forked, forking, run_forked
 from tests.support.processes import environment
 from tests.support.server_bench import LAYOUT
+from thinwire import __version__
 from thinwire.cli import local_state
 from thinwire.cli.aggregator import dashboard
 from thinwire.cli.params import Address
@@ -152,6 +153,40 @@ def test_a_dashboard_that_a_killed_aggregator_had_begun_is_adopted(home, monkeyp
             assert second.url == first.url == first.address.url
             assert "error: cannot listen" in (place.root / dashboard.LOG).read_text(), "its own one ended"
     assert said == []
+
+
+HOLDING = """
+import json, sys, time
+from pathlib import Path
+from thinwire.core.statedir import hold
+with hold(Path(sys.argv[1]), json.loads(sys.argv[2])):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "stays"),
+    [
+        ({}, True),
+        ({"version": "0.0.1"}, False),
+        ({"dashboard": "127.0.0.1:1"}, False),
+        ({"options": ["other.example", "", ""]}, False),
+        ({"standalone": True, "dashboard": "127.0.0.1:1"}, True),
+        ({"standalone": True, "version": "0.0.1"}, False),
+    ],
+)
+def test_a_dashboard_of_this_version_and_address_is_adopted_and_another_one_is_ended(home, changed, stays):
+    place, at = AggregatorHome.under(home), Address.parse(f"127.0.0.1:{free_port()}", "")
+    about = {"dashboard": str(at), "version": __version__, "options": dashboard.Reach().options(), **changed}
+    words = [sys.executable, "-c", HOLDING, str(place.dashboard_lock), json.dumps(about)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        made = dashboard.Dashboard("sqlite://", place, at, environment(), print)
+        assert (process.poll() is None) == stays
+        assert str(made.address) == (about["dashboard"] if stays or "standalone" in changed else str(at))
+        process.kill()
 
 
 def test_the_dashboard_outlives_an_aggregator_that_was_killed_and_the_next_one_adopts_it(thinwire, home, background):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.several_runs import Site, steady
-from thinwire.core.events import ClientSelected, RoundClosed, RoundOpened, UpdateAccepted
+from tests.support.several_runs import Site, devices, steady
+from thinwire.core.events import ClientSelected, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.server import command_queue
 
 
@@ -137,3 +137,48 @@ def test_a_run_that_was_left_without_a_driver_is_stopped_by_a_command(tmp_path: 
     site.serve(seconds=20.0, max_runs=1)
     assert [site.store.run(run_id).status for run_id in runs] == ["running", "stopped"]
     assert not site.store.commands.pending()
+
+
+def test_a_defect_ends_its_own_run_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = Site(tmp_path, steady(EIGHT))
+    failing, other = (site.submit(run={"seed": seed, "rounds": 4}, cohort={"clients": 3}) for seed in range(2))
+
+    def on_event(run_id: str, event: Event) -> None:
+        if run_id == failing and isinstance(event, RoundClosed) and event.round == 2:
+            raise RuntimeError("a defect")
+
+    site.on_event = on_event
+    site.serve()
+    assert [site.store.run(run_id).status for run_id in (failing, other)] == ["failed", "done"]
+    assert "RuntimeError: a defect" in site.store.run(failing).status_text
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("looks_each_time")
+def test_a_revocation_is_answered_when_all_runs_have_recorded_it(tmp_path: Path) -> None:
+    site, number, answered = Site(tmp_path, steady(dict.fromkeys("abcd", 1.0))), list[int](), list[int]()
+    runs = [site.submit(run={"seed": seed, "rounds": 6}, cohort={"clients": 2}) for seed in range(2)]
+    for name in "abcd":
+        site.store.roster.enrol(name, name * 64, name.encode(), "loopback")
+
+    def on_event(run_id: str, event: Event) -> None:
+        if not number and isinstance(event, RoundClosed) and event.round == 2:
+            number.append(site.store.revoke_device("a", "ann", "", lambda: True) or 0)
+        if number and not answered and site.store.commands.result(number[0]) is not None:
+            answered.append(site.store.last_seq())
+
+    site.on_event = on_event
+    site.serve()
+    assert statuses(site) == {"done"}
+    result = site.store.commands.result(number[0])
+    assert result is not None
+    rounds = {
+        run_id: [e.round for e in site.events(run_id, RoundClosed) if "a" in devices(e.aggregated)] for run_id in runs
+    }
+    assert result == {"done": True, "rounds": {run_id: found for run_id, found in rounds.items() if found}}
+    selected = [
+        seq for run_id in runs for seq, event in site.store.events(run_id)
+        if isinstance(event, RoundOpened) and "a" in event.assignments
+    ]  # fmt: skip
+    assert answered
+    assert max(selected) < answered[0], "no run selects it after the answer"

@@ -282,3 +282,20 @@ def test_the_page_follows_the_journal_after_a_refused_stream_and_a_failed_read(s
         for words in ("first pause", "second pause"):
             run.status("paused", words)
             expect(journal).to_contain_text(words)
+
+
+def test_eight_tabs_follow_the_journal_over_the_six_connections_of_a_browser(store: Store, run: Told, look: Open):
+    with showing(store.url, None) as shown:
+        first = look(shown.url, f"runs/{run.run_id}?journal=open")
+        tabs = [first, *(first.context.new_page() for _ in range(7))]
+        for tab in tabs[1:]:
+            tab.goto(f"{shown.url}/runs/{run.run_id}?journal=open")
+        for tab in tabs:
+            expect(tab.locator("#journal")).to_contain_text("Round opened")
+        run.status("paused", "paused by a person")
+        for tab in tabs:
+            expect(tab.locator("#journal")).to_contain_text("paused by a person")
+        for tab in tabs[:-1]:
+            tab.close()
+        run.status("running", "goes on")
+        expect(tabs[-1].locator("#journal")).to_contain_text("goes on")

@@ -9,13 +9,31 @@ const KEPT = 1000; // events in this tab
 const SHOWN = 100;
 const AGAIN_MS = 1000;
 const GAP_MS = 250; // between two redraws
+const STREAMS = 3; // of a browser's six connections to a host: over all its windows together
+const READ_MS = 2000; // between two reads of a window that has no stream
 
-/** The newest events while `on`: read once, then as they come; read again where the stream says that some are missed. */
+/** Gives what frees a place for a stream, or null if other windows have them all. */
+const takePlace = async () => {
+  if (!navigator.locks) return () => {};
+  for (let number = 0; number < STREAMS; number += 1) {
+    const leave = await new Promise((got) => {
+      navigator.locks.request(`thinwire-journal-${number}`, { ifAvailable: true }, (lock) => (lock ? new Promise((free) => { got(free); }) : got(null)));
+    });
+    if (leave) return leave;
+  }
+  return null;
+};
+
+/** The newest events while `on`: read once, then as they come; read again where the stream says that some are missed,
+ * and every now and then where there is no place for a stream. */
 const useEvents = (id, on) => {
   const [state, setState] = useState({ events: null, error: null });
   useEffect(() => {
     if (!on) return undefined;
     let source = null;
+    let leave = null; // frees the place of the stream
+    let taking = false;
+    let over = false;
     let showing = 0; // the timers
     let rereading = 0;
     let reopening = 0;
@@ -49,12 +67,25 @@ const useEvents = (id, on) => {
         rereading = setTimeout(read, AGAIN_MS);
       }
     };
-    const turn = () => {
+    const stop = () => {
+      source?.close();
+      source = null;
+      leave?.();
+      leave = null;
+    };
+    const turn = async () => {
       clearTimeout(reopening);
-      if (!document.hidden && !source) follow();
-      if (document.hidden) {
-        source?.close();
-        source = null;
+      if (document.hidden) stop();
+      if (document.hidden || source || taking) return;
+      taking = true;
+      const free = await takePlace();
+      taking = false;
+      leave = free;
+      if (over || document.hidden) stop();
+      else if (free) follow();
+      else {
+        read();
+        reopening = setTimeout(turn, READ_MS);
       }
     };
     const follow = () => {
@@ -67,7 +98,7 @@ const useEvents = (id, on) => {
       });
       source.addEventListener("error", () => {
         if (source?.readyState !== EventSource.CLOSED) return; // the browser connects again
-        source = null; // it was refused
+        stop(); // it was refused
         read();
         reopening = setTimeout(turn, AGAIN_MS);
       });
@@ -75,10 +106,10 @@ const useEvents = (id, on) => {
     turn();
     document.addEventListener("visibilitychange", turn);
     return () => {
+      over = true;
       reads += 1; // one that is under way is dropped
       [showing, rereading, reopening].forEach((timer) => clearTimeout(timer));
-      source?.close();
-      source = null;
+      stop();
       document.removeEventListener("visibilitychange", turn);
     };
   }, [id, on]);

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Thinwire
 from tests.support.small_task import plan_of, task_of
 from thinwire.cli.runs.track import Row, alone, follow, start_follower, values
 from thinwire.client import ClientInfo
@@ -129,6 +130,17 @@ def test_an_unknown_tracker_and_one_that_is_not_installed_are_refused(tmp_path: 
     with pytest.raises(UsageError, match="wandb is not installed") as refused:
         start_follower("small-1", "wandb", tmp_path)
     assert refused.value.hint == "pip install wandb"
+
+
+@pytest.mark.parametrize("command", [("run",), ("sim", "--clients", "2")], ids=["run", "sim"])
+@pytest.mark.parametrize("tracker", ["neptune", "wandb"])
+def test_a_command_with_a_tracker_that_cannot_be_is_an_error_before_there_is_a_run(
+    thinwire: Thinwire, home: Path, store: Store, command: tuple[str, ...], tracker: str
+) -> None:
+    plan = Path(__file__).parents[2] / "examples" / "digits" / "plan.toml"
+    said = thinwire(*command, plan, "--track", tracker, "--home", home)
+    assert (said.code, tracker in said.err) == (2, True)
+    assert store.runs() == []
 
 
 def test_a_second_follower_of_a_run_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:

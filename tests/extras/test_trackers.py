@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import EXAMPLE, Site
 from tests.support.small_task import plan_of, task_of
 from thinwire.cli.runs.track import follow, opener
 from thinwire.client import ClientInfo
@@ -107,20 +108,45 @@ def test_tensorboard_has_one_event_a_round(home: AggregatorHome, tmp_path: Path)
     assert [one.value for one in found] == pytest.approx(losses, rel=1e-6)
 
 
-def test_a_simulation_with_track_starts_a_follower_that_copies_its_rounds(tmp_path: Path) -> None:
+def losses_on_the_board(log: Path, boards: Path) -> list[int]:
+    """Wait for a follower, which is a process of its own, and return the steps that TensorBoard reads."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    until = time.monotonic() + WRITTEN_S
+    while "2 rounds copied, done" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.2)
+    (folder,) = boards.iterdir()
+    return [one.step for one in EventAccumulator(str(folder)).Reload().Scalars("loss")]
+
+
+def test_a_simulation_with_track_starts_a_follower_that_copies_its_rounds(tmp_path: Path) -> None:
     task = Path(__file__).parents[2] / "examples/own_training"
     words = ["sim", str(task / "plan.toml"), "--clients", "2", "--set", "run.rounds=2", "--home", "state"]
     command = [sys.executable, "-m", "thinwire.cli", *words, "--track", "tensorboard"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (log,) = (tmp_path / "state").rglob("track-*-tensorboard.log")
-    until = time.monotonic() + WRITTEN_S
-    while "2 rounds copied, done" not in log.read_text() and time.monotonic() < until:
-        time.sleep(0.2)  # the follower is a process of its own
-    (folder,) = (tmp_path / "tensorboard").iterdir()
-    assert [one.step for one in EventAccumulator(str(folder)).Reload().Scalars("loss")] == [1, 2], log.read_text()
+    assert losses_on_the_board(log, tmp_path / "tensorboard") == [1, 2], log.read_text()
+
+
+def test_a_run_with_track_starts_a_follower_that_copies_the_rounds_of_its_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the follower makes its folder
+    site = Site(tmp_path / "home")
+    site.forks = False
+    try:
+        site.start_aggregator()
+        site.start_client("pi-a")
+        words = ("--set", "run.rounds=2", "--set", "local.steps=5", "--yes", "--detach")
+        done = site.typed("run", str(EXAMPLE / "plan.toml"), *words, "--track", "tensorboard")
+        assert done.returncode == 0, done.stderr
+        run_id = done.stdout.strip()
+        assert site.until_done(run_id).status == "done", site.said()
+        log = tmp_path / "home" / "aggregator" / f"track-{run_id}-tensorboard.log"
+        assert losses_on_the_board(log, tmp_path / "tensorboard") == [1, 2], log.read_text()
+    finally:
+        site.close()
 
 
 def test_mlflow_has_one_value_a_round_and_the_plan(home: AggregatorHome, tmp_path: Path) -> None:

@@ -108,13 +108,18 @@ def test_a_kill_at_any_write_leaves_the_values_of_one_of_two_commits_and_the_sam
     assert died >= 3, "the parts, the values and the state are written one after the other"
 
 
-def test_lost_values_begin_again_and_the_reply_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["damaged", "older"])
+def test_lost_and_older_values_begin_again_and_the_reply_says_so(tmp_path: Path, how: str) -> None:
     aggregator = device(tmp_path)
     (_, second) = trained(aggregator, 1, 2)
-    for path in (tmp_path / "device" / "runs" / RUN).glob("personal-*"):
-        path.unlink()
-    reply, _ = aggregator.answer(handler := aggregator.handler(), aggregator.assign(3))
-    assert reply.lost == "damaged"
+    handler = aggregator.handler()
+    if how == "older":
+        handler.welcomed({RUN: 3})  # the aggregator has seen a later update
+    else:
+        for path in (tmp_path / "device" / "runs" / RUN).glob("personal-*"):
+            path.unlink()
+    reply, _ = aggregator.answer(handler, aggregator.assign(3))
+    assert (reply.lost, reply.metrics["eval/personal"]) == (how, (0.0, 6.0))
     fresh = device(tmp_path / "other")
     assert kept(handler)[1] == trained(fresh, 3)[0][1] != second[1]
 

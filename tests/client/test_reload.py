@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.fleet_words import polled
+from tests.support.small_task import plan_of
 from tests.support.trained_elsewhere import TASK, Elsewhere
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import Device, serve
@@ -29,8 +30,8 @@ DEVICE = "pi-01"
 class Reloadable:
     """A service in a thread, whose tasks are worked on elsewhere, and the fleet that it belongs to."""
 
-    def __init__(self, folder: Path) -> None:
-        self.elsewhere = Elsewhere(folder)
+    def __init__(self, folder: Path, plan: Any = None) -> None:
+        self.elsewhere = Elsewhere(folder, plan)
         self.rules = self.elsewhere.folder / FILE
         self.fleet = LocalFleet(FileSpool(folder / "spool"))
         self.stop, self.wished, self.said = threading.Event(), threading.Event(), list[str]()
@@ -80,6 +81,34 @@ def test_a_reload_imports_the_code_as_it_is_now_in_a_fresh_process(reloadable: R
     assert reloadable.elsewhere.worker.pid not in (None, before)
     assert isinstance(reloadable.answer(2), ReplyHeader)
     assert any(line.startswith("the task small is 2.0 ") for line in reloadable.said)
+
+
+OWN = """
+
+def train(model, data, context):
+    context.state["times"] = context.state.get("times", 0) + 1
+    with torch.no_grad():
+        model[4].bias += 1.0
+    context.report("times", context.state["times"])
+    context.report("head", model[4].bias.mean())
+    return len(data)
+"""
+
+
+def test_a_reload_keeps_the_personal_layers_and_the_state_of_train(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK + OWN)
+    made = Reloadable(tmp_path, plan_of('personal_layers = ["4.*"]'))
+    try:
+        first = made.answer(1)
+        made.elsewhere.file.write_text(TASK + OWN + "\n__version__ = '2.0'\n")
+        made.reloaded()
+        second = made.answer(2)
+    finally:
+        made.close()
+    assert isinstance(first, ReplyHeader) and isinstance(second, ReplyHeader)
+    assert (first.metrics["train/times"], second.metrics["train/times"]) == ((1.0, 1.0), (2.0, 1.0))
+    assert second.metrics["train/head"][0] == pytest.approx(first.metrics["train/head"][0] + 1)
+    assert (first.metrics["eval/personal"][0], second.metrics["eval/personal"][0]) == (0.0, 24.0)
 
 
 def test_a_reload_of_code_that_does_not_import_is_told_and_the_next_one_mends_it(reloadable: Reloadable) -> None:

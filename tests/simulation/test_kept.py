@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.support.crashes import Fate, Killed, each_death
@@ -33,6 +34,11 @@ SECTIONS = """
 clients = 3
 [uplink]
 codec = "topk(0.3) > int8"
+"""
+PERSONAL = """
+[local]
+lr = 0.1
+personal_layers = ["3.*"]
 """
 BUFFERED = """
 [cohort]
@@ -66,8 +72,21 @@ def plan(sections: str = SECTIONS, rounds: int = 3) -> RunPlan:
     return RunPlan.from_json({**plan_of(run=f"rounds = {rounds}").to_json(), **tomllib.loads(sections)})
 
 
-def run(home: Path | None, **more: Any) -> History:
-    return simulate(task_of(normed), more.pop("plan", plan()), clients=5, home=home, step_s=[0.1] * 5, **more)
+def run(home: Path | None, task: Any = None, **more: Any) -> History:
+    task, made = task or task_of(normed), more.pop("plan", plan())
+    return simulate(task, made, clients=5, home=home, step_s=[0.1] * 5, **more)
+
+
+def remembering(model: Any, data: Any, context: Any) -> int:
+    """Move all layers by how often this client has trained and by its own head, which both stay with it."""
+    times = int(context.state.get("times", 0)) + 1
+    context.state["times"] = times
+    context.report("times", times)
+    with torch.no_grad():
+        own = model[3].bias.mean()
+        for values in model.parameters():
+            values += 0.01 * times + 0.1 * own
+    return len(data)
 
 
 class Moments:
@@ -96,26 +115,35 @@ class Moments:
         self.fate = Fate()
 
 
-@pytest.mark.parametrize("sections", [SECTIONS, BUFFERED], ids=["sync", "buffered"])
+@pytest.mark.parametrize(
+    ("sections", "task"),
+    [
+        (SECTIONS, task_of(normed)),
+        (BUFFERED, task_of(normed)),
+        (PERSONAL + SECTIONS, task_of(normed, train=remembering)),
+    ],
+    ids=["sync", "buffered", "personal-layers-and-own-state"],
+)
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: str, task: Any
 ) -> None:
     moments = Moments(monkeypatch)
-    whole = run(tmp_path / "whole", plan=plan(sections))
+    whole = run(tmp_path / "whole", task, plan=plan(sections))
     last = len(moments.fate.places)
     assert last > 40
 
     def live(home: Path, fate: Fate) -> tuple[Path, History, int]:
         moments.fate = fate
         try:
-            return home, run(home, plan=plan(sections)), 0
+            return home, run(home, task, plan=plan(sections)), 0
         except Killed:
             moments.fate = Fate()
-            return home, run(home, plan=plan(sections)), len(fate.places)
+            return home, run(home, task, plan=plan(sections)), len(fate.places)
 
     def check(again: tuple[Path, History, int], where: str) -> None:
         home, found, at = again
         assert found.run.model_digest == whole.run.model_digest, f"{where} of {last}"
+        assert [row.train_metrics for row in found.rounds] == [row.train_metrics for row in whole.rounds], where
         is_over = at == last
         assert is_over or found.run.run_id == whole.run.run_id, "a second run was made, though the first was not over"
         assert not any((AggregatorHome.under(home).root / "simulated").iterdir()), "folders of clients stay"

@@ -152,3 +152,45 @@ def test_the_file_of_a_first_model_is_not_asked_for_again(tmp_path: Path) -> Non
     allow(bench, "*:HalfStep")
     serves(bench, 60.0)
     assert bench.store.run(run_id).status == "done"
+
+
+RULE = """
+from pathlib import Path
+from thinwire.aggregation import CoordinateWise
+Path(__file__).with_name("executed").touch()
+class Rule(CoordinateWise):
+    def of_block(self, rows):
+        return rows[0]
+"""
+
+
+@pytest.mark.parametrize("key", ["reduce", "optimizer"])
+def test_a_file_that_a_plan_of_the_api_names_is_executed_only_if_it_is_allowed(tmp_path: Path, key: str) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1}, uplink={"codec": "identity"})
+    file = tmp_path / "rules" / "rule.py"
+    file.parent.mkdir()
+    file.write_text(RULE)
+    run = {"task": "toy", "rounds": 1, "init": f"run:{bench.run_id}@0"}
+    server, cohort = {key: f"{file}:Rule"}, {"wait_for": 3, "late": "drop"}
+    plan = {
+        "run": run, "local": {"lr": 0.5}, "server": server, "cohort": cohort, "uplink": {"codec": "identity"},
+    }  # fmt: skip
+
+    def begin() -> str:
+        number = bench.store.commands.add(START_RUN, args={"plan": plan})
+        return start(bench.store, bench.home, next(one for one in bench.store.commands.pending() if one.id == number))
+
+    for patterns in ((), ("/elsewhere/*",)):
+        allow(bench, *patterns)
+        with pytest.raises(PlanError, match="aggregator.toml does not allow it"):
+            begin()
+    assert not (file.parent / "executed").exists()
+    allow(bench, f"{file}:Rule")
+    if key == "optimizer":  # a reduction is none, which is known after the import
+        with pytest.raises(PlanError, match="is no server optimizer"):
+            begin()
+    else:
+        run_id = begin()
+        serves(bench, 60.0)
+        assert bench.store.run(run_id).status == "done"
+    assert (file.parent / "executed").exists()

@@ -62,6 +62,7 @@ reduce = "multi-krum(1, 2)"
 max_norm = "q0.5"
 """)
 RAW = {"codec": "identity"}
+REDUCTIONS = ("median", "trimmed(1)", "krum(1)", "multi-krum(1, 2)", "geometric-median", "clipped(0.1)")
 
 
 class World(crashes.World):
@@ -118,7 +119,7 @@ def bench(folder: Path, hostile: Any, **server: Any) -> Bench:
     return made
 
 
-@pytest.mark.parametrize("reduce", ["median", "trimmed(1)", "krum(1)", "geometric-median", "clipped(0.1)"])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_a_hostile_client_moves_neither_model_nor_buffers(tmp_path: Path, reduce: str) -> None:
     said: dict[str, Any] = {
         "mean": 1e9,
@@ -154,9 +155,10 @@ def test_the_chosen_clients_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_norm", [2.0, "q0.5"])
-def test_a_bound_on_norms_scales_what_is_over_it(tmp_path: Path, max_norm: float | str) -> None:
+@pytest.mark.parametrize("reduce", ["mean", *REDUCTIONS])
+def test_a_bound_on_norms_scales_what_is_over_it(tmp_path: Path, max_norm: float | str, reduce: str) -> None:
     """The norm of an honest update of 40 values of 1 is the root of 40; no header tells it."""
-    made = bench(tmp_path, normed("a", 1e9), max_norm=max_norm)
+    made = bench(tmp_path, normed("a", 1e9), max_norm=max_norm, reduce=reduce)
     bound = max_norm if isinstance(max_norm, float) else 40**0.5
     for closed in made.events(RoundClosed):
         (hostile,) = [one for name, one in closed.capped.items() if "/a/" in name]

@@ -25,6 +25,7 @@ def run(name: str, **changed: str) -> History:
 def test_a_table_is_learned_and_becomes_a_fitted_estimator() -> None:
     found = run("tabular", run__rounds="4")
     assert found.metrics["accuracy"] > 0.9
+    assert 0.97 < found.metrics["benign_auc"] <= 1, "of all clients' test rows together"
     model = found.model()
     estimator = sklearn.fitted(SGDClassifier(), model.state_dict(), [0, 1])
     rows, labels = load_breast_cancer(return_X_y=True)

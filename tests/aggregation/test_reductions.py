@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,13 @@ def drawn(seed: int, count: int, size: int = 40) -> Updates:
 
 def test_each_reduction_has_its_laws_here() -> None:
     assert {spec.partition("(")[0] for spec in SPECS} == reductions.own
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_each_reduction_names_its_paper_and_its_breakdown_point(spec: str) -> None:
+    text = " ".join((type(reduction_of(spec)).__doc__ or "").split())
+    assert re.search(r"[A-Z][a-z]+ et al\. 20\d\d", text)
+    assert "breakdown point" in text.lower()
 
 
 @pytest.mark.parametrize("spec", SPECS)

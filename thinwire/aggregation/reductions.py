@@ -109,7 +109,10 @@ class MultiKrum(Combination):
 
 @dataclass
 class Krum(MultiKrum):
-    """Krum (Blanchard et al. 2017): the one update that is nearest to its neighbours, see `MultiKrum`."""
+    """Krum (Blanchard et al. 2017): the one update that is nearest to its neighbours.
+
+    The scores and the breakdown point are those of `MultiKrum`.
+    """
 
     m: int = field(default=1, init=False)
 

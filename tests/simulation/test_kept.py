@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 
 from tests.support.crashes import Fate, Killed, each_death
@@ -25,8 +29,8 @@ from thinwire.core.statedir import AggregatorHome, Held, own, take_over
 from thinwire.server.context import RunContext
 from thinwire.server.run_deletion import delete_run
 from thinwire.server.run_end import end_abandoned
-from thinwire.simulation import History
-from thinwire.simulation.kept import SharedFolder
+from thinwire.simulation import History, kept
+from thinwire.simulation.kept import SharedFolder, keep_own_values
 from thinwire.store import FileSpool, Store
 
 SECTIONS = """
@@ -146,7 +150,15 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
         assert [row.train_metrics for row in found.rounds] == [row.train_metrics for row in whole.rounds], where
         is_over = at == last
         assert is_over or found.run.run_id == whole.run.run_id, "a second run was made, though the first was not over"
-        assert not any((AggregatorHome.under(home).root / "simulated").iterdir()), "folders of clients stay"
+        folder = AggregatorHome.under(home).root / "simulated"
+        left = {path.name for path in folder.rglob("*") if path.is_file()}
+        if not sections.startswith(PERSONAL):
+            assert not any(folder.iterdir()), "folders of clients stay"
+            return
+        assert left <= {"simulation.json", "small-1.safetensors", "small-2.safetensors"}, where
+        for client in {row["client"] for row in whole.client_records()}:
+            of_both = (one.model(client).state_dict()["3.bias"] for one in (found, whole))
+            assert torch.equal(*of_both), where
 
     each_death(tmp_path, [*range(1, last, 5), last], live, check)
 
@@ -249,6 +261,35 @@ def test_deleting_a_run_that_was_killed_and_stopped_deletes_its_clients(tmp_path
         assert store.run("small-1").status == "stopped", "its process, which would carry the command out, has died"
         delete_run(store, home, "small-1", "ann")
     assert not (home.root / "simulated" / "small-1").exists()
+
+
+def test_an_end_that_is_killed_loses_no_clients_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, removed = AggregatorHome.under(tmp_path / "home"), list[Path]()
+
+    def remove(path: Path, ignore_errors: bool) -> None:
+        removed.append(path)
+        if len(removed) == dies_at:
+            raise Killed
+        rmtree(path, ignore_errors=ignore_errors)
+
+    rmtree, dies_at = shutil.rmtree, 1
+    monkeypatch.setattr(kept, "shutil", SimpleNamespace(rmtree=remove))
+    with pytest.raises(Killed):
+        run(tmp_path / "home", task_of(normed, train=remembering), plan=plan(PERSONAL + SECTIONS))
+    folder, ends = home.simulation("small-1").parent, list[dict[str, Any]]()
+    for dies_at in range(1, 20):
+        copy = Path(shutil.copytree(folder, tmp_path / str(dies_at)))
+        removed.clear()
+        with contextlib.suppress(Killed):
+            keep_own_values(copy, "small-1")
+        keep_own_values(copy, "small-1")
+        files = [path for path in copy.rglob("*") if path.is_file() and path.name != "simulation.json"]
+        assert {path.name for path in files} == {"small-1.safetensors"}
+        values = {path.parts[-3]: load_file(path) for path in files}
+        ends.append({client: {name: one.tolist() for name, one in found.items()} for client, found in values.items()})
+    assert len(removed) < dies_at, "the last one was not killed"
+    assert all(end == ends[-1] for end in ends)
+    assert all({"3.weight", "3.bias", "context/times"} <= set(values) for values in ends[-1].values())
 
 
 def test_what_a_client_commits_is_synced_as_the_journal_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

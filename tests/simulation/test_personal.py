@@ -13,17 +13,27 @@ from torch.utils.data import TensorDataset
 
 from tests.support.small_task import plan_of, task_of
 from thinwire.aggregation import codecs
-from thinwire.client.train.protocol import Split
+from thinwire.cli.main import main
+from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core import RunPlan
-from thinwire.core.errors import PlanError
+from thinwire.core.errors import NotFound, PlanError
+from thinwire.core.events import Evaluated
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.personal_layers import shared_layout
+from thinwire.core.statedir import AggregatorHome
 from thinwire.server.policy.eligibility import mismatch
+from thinwire.server.run_deletion import delete_run
 from thinwire.simulation import History, simulate
+from thinwire.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "personal"
 FEDPER = 'personal_layers = ["1.*"]'
+IN_A_FILE = """
+from tests.simulation.test_personal import accuracy, contrary, level
+from tests.support.small_task import cross_entropy as loss
+model, data, metrics = level, contrary, accuracy
+"""
 
 
 def level() -> nn.Module:
@@ -76,6 +86,47 @@ def test_each_client_has_a_head_of_its_own_and_every_one_gains() -> None:
     assert "personal" not in common.metrics
 
 
+def right(model: nn.Module, part: int) -> int:
+    inputs, labels = contrary(ClientInfo(partition=part)).test.tensors
+    return int((model(inputs).argmax(1) == labels).sum())
+
+
+def test_a_home_keeps_the_whole_model_of_each_client(tmp_path: Path) -> None:
+    """The last model was evaluated with each client's own layers: its accuracy is that of the whole models."""
+    history = simulated(FEDPER, 4, home=tmp_path)
+    whole = [history.model(f"sim-{part}") for part in range(4)]
+    assert sum(right(model, part) for part, model in enumerate(whole)) / 240 == history.metrics["accuracy"]
+    assert sum(right(model, 1 - part) for part, model in enumerate(whole[:2])) < 60, "the other one's labels"
+    for one, client in ((history, "sim-4"), (simulated(FEDPER), "sim-0")):
+        with pytest.raises(NotFound, match=f"keeps no personal layers of '{client}'"):
+            one.model(client)
+    home = AggregatorHome.under(tmp_path)
+    kept = sorted(path.name for path in (home.root / "simulated" / "small-1").rglob("*") if path.is_file())
+    assert kept == ["simulation.json", *["small-1.safetensors"] * 4]
+    with Store.open(home.database) as store:
+        delete_run(store, home, "small-1", "ann")
+    assert not (home.root / "simulated" / "small-1").exists()
+
+
+def test_a_run_that_begins_with_the_model_of_a_kept_one_begins_with_its_clients_layers(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(IN_A_FILE)
+    (tmp_path / "plan.toml").write_text(f'[run]\ntask = "small"\nrounds = 1\n[local]\nlr = 0.1\nsteps = 2\n{FEDPER}\n')
+
+    def shares(*more: str) -> list[float]:
+        words = ["sim", str(tmp_path / "plan.toml"), "--task", f"small={file}", "--keep", "--home", str(tmp_path)]
+        assert main([*words, *more]) == 0
+        with Store.open(AggregatorHome.under(tmp_path).database) as store:
+            run = store.run("latest").run_id
+            return [e.metrics["personal"] for _, e in store.events(run) if isinstance(e, Evaluated)]
+
+    four, after = ("--clients", "4"), ("--set", "run.init=run:small-1")
+    assert shares(*four) == [0.0, 1.0]
+    assert shares(*four, *after) == [1.0, 1.0]
+    assert shares("--clients", "3", *after) == [0.0, 1.0], "the clients have other data"
+    assert shares(*four, "--set", "run.init=run:small-1@0") == [0.0, 1.0]
+
+
 def test_the_head_of_a_model_without_personal_layers_is_that_of_the_task() -> None:
     head = simulated(FEDPER).model().state_dict()
     assert torch.equal(head["1.weight"], level().state_dict()["1.weight"])
@@ -83,10 +134,7 @@ def test_the_head_of_a_model_without_personal_layers_is_that_of_the_task() -> No
 
 def test_the_same_bits_in_several_processes(tmp_path: Any) -> None:
     file = tmp_path / "task.py"
-    file.write_text(
-        "import torch\nfrom tests.simulation.test_personal import accuracy, contrary, level\n"
-        "from tests.support.small_task import cross_entropy as loss\nmodel, data, metrics = level, contrary, accuracy\n"
-    )
+    file.write_text(IN_A_FILE)
     plan = plan_of(f"steps = 3\n{FEDPER}", run="rounds = 3\nseed = 2")
     one, two = (simulate(f"small={file}", plan, clients=4, processes=count) for count in (1, 2))
     assert shared(one) == shared(two)

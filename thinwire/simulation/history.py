@@ -11,14 +11,17 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from thinwire.aggregation.downlink import named_tensors
+from thinwire.client.personal_files import values_of
 from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import NO_STEP, ClientFailed, Evaluated, Event, RoundClosed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.reports.stored_models import StoredModel, stored_model
+from thinwire.simulation.kept import CLIENTS
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ class History:
     updates: list[UpdateRow] = field(default_factory=list, repr=False, compare=False)
     _model: StoredModel | None = field(default=None, repr=False, compare=False)
     _made: Callable[[], Any] | None = field(default=None, repr=False, compare=False)  # the task's model()
+    _clients: Path | None = field(default=None, repr=False, compare=False)  # their folders, if the run has a home
 
     @classmethod
     def read(cls, store: Store, home: AggregatorHome, run_id: str, made: Callable[[], Any]) -> History:
@@ -55,7 +59,8 @@ class History:
         failures = tuple(
             f"round {one.round}: {one.device} {one.kind}: {one.text}" for one in itertools.islice(failed, MAX_FAILURES)
         )
-        return cls(run, store.rounds(run_id), failures, store.updates(run_id), model, made)
+        clients = home.simulation(run_id).parent / CLIENTS
+        return cls(run, store.rounds(run_id), failures, store.updates(run_id), model, made, clients)
 
     def __repr__(self) -> str:
         """Return one line: a notebook shows it for a cell that ends in a history."""
@@ -72,11 +77,12 @@ class History:
         """Return the bytes of all uplink payloads."""
         return self.run.payload_up
 
-    def model(self) -> torch.nn.Module:
+    def model(self, client: str = "") -> torch.nn.Module:
         """Return a new module of the task with the tensors of the run's last model, in evaluation mode.
 
-        Frozen tensors are those that the task's `model()` makes. Raise `NotFound` if the run ended before it had a
-        model.
+        With the name of a `client`, the personal layers are those of this client. Otherwise they are those that the
+        task's `model()` makes, as frozen tensors are. Raise `NotFound` if the run ended before it had a model, and for
+        a client that has kept no personal layers: only a run with a home keeps them.
         """
         import torch
 
@@ -85,8 +91,20 @@ class History:
         found, made = self._model, self._made()
         tensors = named_tensors(found.layout, found.params, found.buffers, found.row.counters, found.fixed)
         tensors |= {other: tensors[name] for other, name in found.layout.aliases if name in tensors}
+        tensors |= self._personal(client) if client else {}
         made.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()}, strict=False)
         return made.eval()  # type: ignore[no-any-return]  # the task's model() may be anything with a state
+
+    def _personal(self, client: str) -> Mapping[str, Any]:
+        run_id = self.run.run_id
+        own = values_of(self._clients / client, run_id) if self._clients else None
+        if own is None or not own.arrays:
+            raise NotFound(
+                f"{run_id} keeps no personal layers of {client!r}",
+                why="its plan has none, the client has trained none, or the simulation had no home",
+                hint='[local] personal_layers in the plan, simulate(..., home="experiments"), and a name of clients()',
+            )
+        return own.arrays
 
     def series(self, metric: str) -> list[float | None]:
         """Return one value of a metric for each round; None if the round's model was not evaluated."""

@@ -13,6 +13,9 @@ unfinished run with which a call goes on, the time on the run's clock, and the c
 
 A simulation with secure aggregation keeps secrets in memory only. Its open round is aborted, and the run goes on with
 the next one.
+
+Personal layers and `context.state` outlive the run, as on a device: each client's own folder keeps them until the run
+is deleted. A run that begins with the model of this one begins with them, if its clients have the same data.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import time
 from collections import OrderedDict
@@ -29,6 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from thinwire.client.personal_files import FOLDER as PERSONAL
+from thinwire.client.personal_files import put_aside
 from thinwire.client.run_state import STATE, ClientRunState, RunFolder, run_path, write_unsynced
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import BadPayload, Refused
@@ -36,6 +42,7 @@ from thinwire.core.events import ENDED, ClientFailed, Event, UpdateAccepted, Upd
 from thinwire.core.fleet import Spool
 from thinwire.core.part_file import damaged_part
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_names import named_model
 from thinwire.core.statedir import (
     AggregatorHome,
     dead_owner,
@@ -275,11 +282,11 @@ class KeptSimulation:
     def find(cls, store: Store, home: AggregatorHome, plan: RunPlan, about: Mapping[str, Any]) -> Self:
         """Return the simulation of this plan and description; raise `Refused` if another process runs it.
 
-        The search removes the folders of simulations that have ended, which their processes may have left.
+        The search cleans up the folders of simulations that have ended, which their processes may have left.
         """
         for row in reversed(list(store.runs())):
             if row.source == "sim" and row.status in ENDED:  # its process may have been killed just after its end
-                shutil.rmtree(home.simulation(row.run_id).parent, ignore_errors=True)
+                keep_own_values(home.simulation(row.run_id).parent, row.run_id)
             if row.source != "sim" or row.status in (*ENDED, "preparing"):
                 continue
             if dict(row.plan) != plan.to_json() or _read(home, row.run_id) != about:
@@ -301,9 +308,65 @@ class KeptSimulation:
             write_atomically(about, json.dumps(dict(self.about)).encode())
         return about.parent
 
+    def clients(self, run_id: str) -> Path:
+        """Return the folder with a folder for each client."""
+        return self.folder(run_id) / CLIENTS
+
     def spool(self, run_id: str) -> FileSpool:
         """Return the spool, with the replies that are not aggregated yet."""
-        return FileSpool(self.folder(run_id) / "spool", self.home.durable)
+        return FileSpool(self.folder(run_id) / SPOOL, self.home.durable)
+
+    def take_along(self, run_id: str, init: str) -> None:
+        """Give each client what it kept of the run with whose model this one begins; a second call changes nothing.
+
+        Clients of another simulation have other data: nothing is theirs.
+        """
+        origin = named_model(init)
+        if origin is None or _place(_read(self.home, origin[0])) != _place(self.about):
+            return
+        for path in (self.home.simulation(origin[0]).parent / CLIENTS).glob(f"*/{PERSONAL}/{origin[0]}.safetensors"):
+            own = private_folder(private_folder(self.clients(run_id) / path.parts[-3]) / PERSONAL)
+            if not (own / path.name).exists():
+                os.link(path, own / path.name)
+
+
+CLIENTS, SPOOL = "clients", "spool"  # in the folder of a simulation
+
+
+def _place(about: Any) -> Mapping[str, Any] | None:
+    """Return what decides which data each client has, from the description of a simulation; None without one."""
+    return {name: about.get(name) for name in ("clients", "split", "seed", "data")} if about else None
+
+
+def keep_own_values(folder: Path, run_id: str) -> None:
+    """Remove all of a simulation that has ended but the personal layers and `context.state` of its clients.
+
+    Without any, the folder is removed. Invariant: a second call changes nothing, and completes one that was killed.
+    """
+    clients, spool = folder / CLIENTS, folder / SPOOL
+    if clients.exists() and not spool.exists():
+        return
+    keeps = False
+    for own in clients.glob("*/"):
+        path = run_path(own, run_id)
+        if any(path.glob("personal-*")) or any(path.glob("context-*")):
+            put_aside(own, run_id, RunFolder(path).load()[0])
+        keeps = _remove_all_but(own, own / PERSONAL / f"{run_id}.safetensors") or keeps
+    for unneeded in [spool] if keeps else [clients, folder]:
+        shutil.rmtree(unneeded, ignore_errors=True)
+
+
+def _remove_all_but(own: Path, kept: Path) -> bool:
+    """Remove all of a client's folder but one file; return False if there is no such file."""
+    if not kept.exists():
+        shutil.rmtree(own, ignore_errors=True)
+        return False
+    for path in (*own.iterdir(), *kept.parent.iterdir()):
+        if path.is_dir() and path != kept.parent:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file() and path != kept:
+            path.unlink()
+    return True
 
 
 def _read(home: AggregatorHome, run_id: str) -> Any:

@@ -50,7 +50,7 @@ from thinwire.server.submit import FirstModel, submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
 from thinwire.simulation.holdout import SimulatedHoldout
-from thinwire.simulation.kept import HeldSpool, KeptSimulation, where_it_stood
+from thinwire.simulation.kept import HeldSpool, KeptSimulation, keep_own_values, where_it_stood
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor, require_processes
 from thinwire.simulation.scripted_fleet import ScriptedFleet
@@ -94,7 +94,7 @@ def simulate(
 
     Without `home`, nothing remains on disk. With it, the run is kept in this state directory, where `thinwire runs` and
     the dashboard show it. If the process is killed at any moment, the same call goes on with the unfinished run, to the
-    same bits as if it had never been killed.
+    same bits as if it had never been killed. Each client's personal layers stay in it, for `History.model`.
 
     >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
     """
@@ -240,7 +240,8 @@ def run_sim(
         spool: FileSpool = kept.spool(run_id) if kept else HeldSpool(temporary / "spool")
         clock, turn_after = where_it_stood(store, spool, run_id)
         if kept:
-            crowd = replace(crowd, folder=kept.folder(run_id) / "clients", durable=home.durable)
+            crowd = replace(crowd, folder=kept.clients(run_id), durable=home.durable)
+            kept.take_along(run_id, plan.run.init)
         fleet = LocalFleet(spool, clock)
         if kept is None:
             stack.enter_context(store.gathering(run_id))
@@ -262,7 +263,7 @@ def run_sim(
             holdout=holdout,
         )  # fmt: skip
         if kept and row.status in ENDED:
-            shutil.rmtree(kept.folder(run_id), ignore_errors=True)
+            keep_own_values(kept.folder(run_id), run_id)
     return run_id
 
 

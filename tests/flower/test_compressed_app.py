@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
     FedMedian,
     FedXgbBagging,
+    FedXgbCyclic,
     Krum,
     Strategy,
 )
@@ -325,6 +326,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: wrap(LegacyFedAvg()), "no strategy of Flower's message API"),  # type: ignore[arg-type]
     (lambda: wrap(FedAvg), "FedAvg is a class"),  # type: ignore[arg-type]
     (lambda: wrap(FedXgbBagging()), "sends trees"),
+    (lambda: wrap(FedXgbCyclic()), "sends trees"),
     (
         lambda: wrap(DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 2)),
         "clips on the clients",

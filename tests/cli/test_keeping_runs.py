@@ -18,6 +18,7 @@ from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.statedir import AggregatorHome, hold, lock_file
 from thinwire.server.run_extension import extend_run
 from thinwire.store import Store
+from thinwire.store.read_models import CommandRow
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +157,8 @@ def test_the_plan_of_a_clone_is_printed_with_its_changes(thinwire, home: Path, f
 
 def test_a_clone_has_the_plan_that_the_run_was_started_with(thinwire, home: Path, folder: Path, store: Store):
     begun = store.run("toy-1").plan
-    extend_run(store, AggregatorHome.under(home), "toy-1", 3, {"local.lr": "0.25"}, "ann")
+    wanted = {"rounds": 3, "sets": {"local.lr": "0.25"}}
+    extend_run(store, AggregatorHome.under(home), CommandRow(1, "extend-run", "toy-1", wanted, "ann", 0.0))
     assert store.run("toy-1").plan["local"]["lr"] == 0.25
     said = thinwire("runs", "clone", "toy-1", "--print", "--home", home)
     assert RunPlan.parse(said.out).digest == RunPlan.from_json(begun).digest

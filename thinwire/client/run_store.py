@@ -2,10 +2,8 @@
 
 `PlanStore` keeps resolved plans under digests that this device computed itself, so an assignment carries 64 characters
 instead of the plan. Invariant: a plan is never used under a digest that is not its own. A file is hashed when it is
-read, and a plan in an assignment is hashed as received.
-
-`delete_learned` deletes everything in the client's folder that was made from local data or may quote it. It is called
-when the device leaves.
+read, and a plan in an assignment is hashed as received. When the device leaves, `delete_learned` deletes everything in
+the client's folder that was made from local data or may quote it.
 """
 
 from __future__ import annotations

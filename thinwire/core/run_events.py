@@ -17,7 +17,7 @@ round, with the digest of the released bytes, so that a resume releases the same
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -94,10 +94,24 @@ class RunExtended(Event):
 
     @property
     def note(self) -> Reasons:
-        """Return the event as a note for the operator; with it `RunRow.first_plan` finds the plan of the start."""
+        """Return the event as a note for the operator; `plan_of_start` reads `before` in it."""
         numbers = {"was": self.was, "rounds": self.rounds, "first": self.first_round}
         said = {"who": self.who or "a person", "before": json.dumps(dict(self.before))}
         return [Reason("extended", {**numbers, **said})]
+
+
+def plan_of_start(plan: Mapping[str, Any], notes: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the plan that a run was started with: its plan of now, without what the extensions in its notes changed.
+
+    >>> plan_of_start({"local": {"lr": 0.1}}, [[("extended", {"before": '{"local.lr": 0.5}'})]])
+    {'local': {'lr': 0.5}}
+    """
+    found = {name: dict(table) if isinstance(table, Mapping) else table for name, table in plan.items()}
+    for code, numbers in (reason for note in reversed(notes) for reason in note):
+        for key, value in json.loads(str(numbers["before"]) if code == "extended" else "{}").items():
+            section, _, name = key.partition(".")
+            found[section][name] = value
+    return found
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ assignment that it has answered already gets the same reply (client/outbox.py). 
 unfinished run with which a call goes on, the time on the run's clock, and the client that replied last.
 
 A simulation with secure aggregation keeps secrets in memory only. Its open round is aborted, and the run goes on with
-the next one.
-
-Personal layers and `context.state` outlive the run, as on a device: each client's own folder keeps them until the run
-is deleted. A run that begins with the model of this one begins with them, if its clients have the same data.
+the next one. Personal layers and `context.state` outlive the run, as on a device: each client's folder keeps them until
+the run is deleted. A run that begins with the model of this one begins with them, if its clients have the same data.
 """
 
 from __future__ import annotations

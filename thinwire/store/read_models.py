@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +10,7 @@ from thinwire.core.equipment import Equipment
 from thinwire.core.events import RunStatus
 from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.formatting import Reasons
+from thinwire.core.run_events import plan_of_start
 
 if TYPE_CHECKING:
     from thinwire.core.plan_values import PrivacySection
@@ -112,13 +112,8 @@ class RunRow(Traffic, Outcomes, Measured):
 
     @property
     def first_plan(self) -> dict[str, Any]:
-        """Return the plan that the run was started with: `plan` without what its later rounds changed."""
-        found = {name: dict(table) if isinstance(table, dict) else table for name, table in self.plan.items()}
-        for code, numbers in (reason for note in reversed(self.notes) for reason in note):
-            for key, value in json.loads(str(numbers.get("before", "{}")) if code == "extended" else "{}").items():
-                section, _, name = key.partition(".")
-                found[section][name] = value
-        return found
+        """Return the plan that the run was started with: `plan` without what its extensions changed."""
+        return plan_of_start(self.plan, self.notes)
 
 
 @dataclass(frozen=True, kw_only=True)

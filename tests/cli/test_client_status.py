@@ -51,6 +51,12 @@ def test_a_name_that_is_not_here_is_told_beside_those_that_are(thinwire, home):
     assert "pi-1 has taken part in no private round" in thinwire("client", "privacy", "--home", home).err
 
 
+def test_a_machine_without_clients_says_so(thinwire, home):
+    said = thinwire("client", "status", "--home", home)
+    assert (said.code, said.out) == (0, "")
+    assert f"no client was ever started in {home / 'clients'}" in said.err
+
+
 def test_reload_signals_a_client_that_runs_and_refuses_one_that_does_not(thinwire, home, monkeypatch):
     folder, signalled = client_home(home, "pi-03"), []
     ClientStatus().save(folder)

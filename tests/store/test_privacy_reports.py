@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
+
 import pytest
 
 from tests.store.test_privacy_ledger import release_it, reserve
-from tests.support.store_story import LAYOUT
+from tests.support.store_story import LAYOUT, status
+from thinwire.core.clock import HEARD
 from thinwire.core.fleet import TaskReport
 from thinwire.core.formatting import rounded_up
 from thinwire.core.plan import RunPlan
 from thinwire.privacy.accounting import Release, epsilon
-from thinwire.reports.privacy import Spending, ledger, private_lines, spending_of_run, spent_text
+from thinwire.reports.privacy import Spending, last_contacts, ledger, private_lines, spending_of_run, spent_text
 from thinwire.reports.privacy_history import SpendingHistory
 from thinwire.reports.privacy_report import privacy_report
 from thinwire.store import PrivacyRow, Store
@@ -57,6 +62,20 @@ class Story:
 @pytest.fixture
 def story(store: Store) -> Story:
     return Story(store)
+
+
+def test_contacts_stay_hidden_while_a_sampled_run_waits_for_its_turn_to_go_on(
+    store: Store, story: Story, tmp_path: Path
+) -> None:
+    """A person has resumed or extended it: the contacts of its last round are still those of the sample."""
+    lock = tmp_path / "lock"
+    lock.with_name(HEARD).write_text(json.dumps({"a": 1000.0, "b": 1060.0}))
+    run_id = story.run(PLAN.replace("[local]", "[cohort]\ndeadline_s = 60\n[local]") + "sampling_rate = 0.5\n")
+    seen = list[int]()
+    for one in ("queued", "running", "paused", "queued", "running", "done", "queued"):
+        store.record(run_id, [status(one, time.time())])
+        seen.append(len({*last_contacts(store.runs(), lock).values()}))
+    assert seen == [2, 1, 1, 1, 1, 1, 1]
 
 
 def test_a_run_costs_what_its_own_rounds_cost_and_its_clients_pay_for_all_runs_of_the_population(

@@ -278,6 +278,7 @@ def last_contacts(runs: Sequence[RunRow], lock: Path | None) -> dict[str, float]
 
 def _hides(run: RunRow, now: float) -> bool:
     """Return True if the present contacts of devices may tell who was sampled in a run."""
-    if run.source != "devices" or run.status in ("preparing", "queued") or not is_sampled(run.plan):
+    is_unbegun = run.status in ("preparing", "queued") and run.started_at is None
+    if run.source != "devices" or is_unbegun or not is_sampled(run.plan):
         return False
     return run.status not in ENDED or now - (run.finished_at or 0.0) <= 2 * SUSPECT_S

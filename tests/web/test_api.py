@@ -23,6 +23,7 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.store import MeasureRow, Store
+from thinwire.web import run_queries
 
 
 def get(page: TestClient, path: str) -> Any:
@@ -307,6 +308,28 @@ def test_csv_holds_the_same_rows(page: TestClient, told: Told):
     clients = list(csv.DictReader(io.StringIO(page.get(f"/api/v1/runs/{told.run_id}/clients.csv").text)))
     assert [row["device"] for row in clients] == DEVICES
     assert page.get("/api/v1/devices.csv").text.count("\n") == 9
+
+
+@pytest.mark.parametrize("kind", ["", ".csv"])
+def test_the_updates_of_a_long_run_come_a_page_at_a_time_and_the_answer_names_the_next(
+    page: TestClient, told: Told, store: Store, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    monkeypatch.setattr(run_queries, "MAX_UPDATES", 20)
+    monkeypatch.setattr(run_queries, "ROUNDS_READ", 5)
+    address, found, pages = f"/api/v1/runs/{told.run_id}/updates{kind}", list[tuple[int, str]](), list[int]()
+    while address:
+        answer = page.get(address)
+        rows = list(csv.DictReader(io.StringIO(answer.text))) if kind else answer.json()
+        found += [(int(row["round"]), row["device"]) for row in rows]
+        pages.append(len(rows))
+        address = answer.links["next"]["url"] if "link" in answer.headers else ""
+    assert found == [(one.round, one.device) for one in store.updates(told.run_id)]
+    assert len(pages) > 3
+    assert max(pages) <= 20, "pages have whole rounds"
+    monkeypatch.setattr(run_queries, "MAX_UPDATES", 3)
+    (first,) = {row["round"] for row in page.get(f"/api/v1/runs/{told.run_id}/updates").json()}
+    assert first == 1, "one round at least"
+    assert "link" not in page.get(f"/api/v1/runs/{told.run_id}/updates?round=3").headers
 
 
 def test_a_wrong_name_is_refused_with_near_ones(page: TestClient, told: Told):

@@ -244,9 +244,21 @@ def one_round(reader: ReaderDep, run_id: RunId, number: Number) -> Response:
 
 
 @router.get("/runs/{run_id}/updates")
-def updates(reader: ReaderDep, run_id: RunId, number: OfRound = None) -> list[round_schemas.Update]:
-    """Return the updates of a run, or of one of its rounds."""
-    return reader.updates(run_id, number)
+def updates(
+    reader: ReaderDep, run_id: RunId, request: Request, response: Response, number: OfRound = None, first: Since = 1
+) -> list[round_schemas.Update]:
+    """Return the updates of one round, or of the rounds of a run from a number on: at most 5000 of whole rounds.
+
+    The header `Link` names the next page, if there is one.
+    """
+    found, after = reader.updates(run_id, number, first)
+    response.headers.update(_next(request, after))
+    return found
+
+
+def _next(request: Request, after: int) -> dict[str, str]:
+    """Return the header that names the page of the rounds from `after` on; none for 0."""
+    return {"Link": f'<{request.url.path}?from={after}>; rel="next"'} if after else {}
 
 
 def _once(found: BaseModel) -> Response:
@@ -261,10 +273,15 @@ def rounds_csv(reader: ReaderDep, run_id: RunId) -> Response:
 
 
 @router.get("/runs/{run_id}/updates.csv", response_class=Response, include_in_schema=False)
-def updates_csv(reader: ReaderDep, run_id: RunId, number: OfRound = None) -> Response:
-    """Return the updates of a run, or of one of its rounds."""
+def updates_csv(
+    reader: ReaderDep, run_id: RunId, request: Request, number: OfRound = None, first: Since = 1
+) -> Response:
+    """Return the updates of one round, or of the rounds of a run from a number on, as `updates` does."""
     name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
-    return as_csv(reader.updates(run_id, number), round_schemas.Update, name)
+    found, after = reader.updates(run_id, number, first)
+    response = as_csv(found, round_schemas.Update, name)
+    response.headers.update(_next(request, after))
+    return response
 
 
 @router.get("/runs/{run_id}/clients.csv", response_class=Response, include_in_schema=False)

@@ -35,6 +35,8 @@ Shown = TypeVar("Shown", bound=schemas.Run)
 
 LINES: Final = 60  # newest rounds of a page
 MAX_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
+MAX_UPDATES: Final = 5000  # of one answer: they take 3 s and 40 MB
+ROUNDS_READ: Final = 50  # at once for such an answer
 WORST: Final = 5  # slowest rounds of a page
 EARLIER_ROUNDS: Final = 20  # rounds in which earlier assignments are searched
 LATEST_ROUNDS: Final = 3  # rounds in which the latest version with metrics is searched
@@ -159,12 +161,24 @@ class Reader:
             downtimes=_downtimes(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
-    def updates(self, name: str, number: int | None) -> list[round_schemas.Update]:
-        """Return every assignment of the run, or of one round."""
-        row = self._store.run(name)
+    def updates(self, name: str, number: int | None, first: int = 1) -> tuple[list[round_schemas.Update], int]:
+        """Return the assignments of one round, or a page of those of the run, and the round of the next page or 0.
+
+        A page has whole rounds from `first` on: as many as have `MAX_UPDATES` assignments together, and one at least.
+        """
+        row, store = self._store.run(name), self._store
         hidden = secure_rounds.why_not_known(row)
-        of = {found.round: found for found in self._store.rounds(row.run_id, number or 1, number)}
-        return [update(one, of.get(one.round), hidden=hidden) for one in self._store.updates(row.run_id, number)]
+        opened, at = store.round_count(row.run_id)[0], first
+        found = store.updates(row.run_id, number) if number else []
+        while not number and at <= opened and len(found) <= MAX_UPDATES:
+            found += store.updates(row.run_id, at, at + ROUNDS_READ - 1)
+            at += ROUNDS_READ
+        if not number and len(found) > MAX_UPDATES:
+            at = max(found[0].round + 1, found[MAX_UPDATES].round)  # the round that does not fit begins the next page
+            found = [one for one in found if one.round < at]
+        of = {one.round: one for one in store.rounds(row.run_id, number or first, number or at - 1)} if found else {}
+        told = [update(one, of.get(one.round), hidden=hidden) for one in found]
+        return told, at if not number and at <= opened else 0
 
     def clients(
         self, name: str, first: int = 0, count: int | None = None, sort: ShownKey = "device", down: bool = False

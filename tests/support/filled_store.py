@@ -21,11 +21,11 @@ from thinwire.store import Store
 
 
 def new_run(
-    store: Store, *, rounds: int = 12, at: float | None = None, source: str = "devices", more: str = ""
+    store: Store, *, rounds: int = 12, at: float | None = None, source: str = "devices", more: str = "", name: str = ""
 ) -> Told:
     """A queued run of the digits task on eight devices; `more` is added to its plan."""
     plan = RunPlan.parse(f'[run]\ntask = "digits"\nrounds = {rounds}\n[local]\nlr = 0.5\nsteps = 50\n{more}')
-    run_id = store.create_run("digits", plan, LAYOUT, REPORT, source=source)  # type: ignore[arg-type]  # "sim"
+    run_id = store.create_run("digits", plan, LAYOUT, REPORT, source=source, name=name)  # type: ignore[arg-type]  # "sim"
     told = Told(store, run_id, at or time.time(), rounds, list(DEVICES), wire=source == "devices")
     told.begin()
     return told

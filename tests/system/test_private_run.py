@@ -55,7 +55,7 @@ def test_a_killed_aggregator_releases_the_same_bytes_again_and_spends_nothing_tw
         opened = [tuple(sorted(e.assignments)) for e in events if isinstance(e, RoundOpened)]
         assert [row.devices for row in spent] == opened
         assert store.privacy.spent_by_device("digits").keys() == {f"pi-{part}" for part in range(CLIENTS)}
-        shown, updates = page.run(run_id), page.updates(run_id, None)
+        shown, (updates, _) = page.run(run_id), page.updates(run_id, None)
     assert (shown.metrics, [client.examples for client in shown.clients]) == ({}, [None] * CLIENTS)
     assert {client.not_known for client in shown.clients} == {PRIVATE}
     assert len(updates) == sum(map(len, opened))

@@ -257,7 +257,7 @@ def updates(
 
 
 def _next(request: Request, after: int) -> dict[str, str]:
-    """Return the header that names the page of the rounds from `after` on; none for 0."""
+    """Return the header that names the next page, with the rounds from `after` on; none for 0."""
     return {"Link": f'<{request.url.path}?from={after}>; rel="next"'} if after else {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.personal import FEDAVG, GLOBS
+from benchmarks.personal import FEDAVG
 from docs.generate.evidence import measured, paragraph, read
 from docs.generate.table import table
 
@@ -13,9 +13,9 @@ HEAD = ("model", "method", "mean of the clients", "worst client", "worst client,
 def personal_part() -> str:
     document = read("personal")
     figures, lines = document["figures"], list[tuple[str, ...]]()
-    models = list(dict.fromkeys(row["model"] for row in document["rows"]))
+    models, methods = (list(dict.fromkeys(row[name] for row in document["rows"])) for name in ("model", "method"))
     for model in models:
-        for method in GLOBS:
+        for method in methods:
             worst = figures[f"worst {model} {method}"]
             gain = f"{worst - figures[f'worst {model} {FEDAVG}']:+.3f}" if method != FEDAVG else ""
             mean = f"{figures[f'mean {model} {method}']:.3f}"

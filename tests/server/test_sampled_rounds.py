@@ -15,8 +15,9 @@ import pytest
 
 from tests.server.test_private_rounds import TEXT, Silent, change
 from tests.support import crashes
-from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, killed, undisturbed_once
+from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, killed, undisturbed_once
 from tests.support.faulty_fleet import AttentiveDevice
+from tests.support.server_bench import Bench, every, killing
 from thinwire.core import RunPlan, plan_privacy_rules
 from thinwire.core.errors import Refused
 from thinwire.core.events import (
@@ -45,6 +46,7 @@ from thinwire.store import Store
 RATE = 0.4
 SAMPLED = TEXT.replace("clients = 5\n", "").replace("min_updates = 1\n", "") + f"sampling_rate = {RATE}\n"
 PLAN = RunPlan.parse(f"{SAMPLED}noise_multiplier = 1.0")
+SHORT = RunPlan.parse(f"{SAMPLED}noise_multiplier = 1.0".replace("rounds = 3", "rounds = 1"))
 NAMES = tuple("abcde")
 
 
@@ -216,6 +218,25 @@ def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tm
 
     with patch.object(private_mode, "poisson_sample", noted):
         killed(World, tmp_path, places, check)
+
+
+@pytest.mark.parametrize("sample", ["ab", "abc"])
+def test_a_run_that_waits_for_devices_after_a_restart_names_its_population_and_no_sample(
+    tmp_path: Path, sample: str
+) -> None:
+    devices = [AttentiveDevice(name, Silent(name, LAYOUT, partial(change, name)), every(1.0)) for name in NAMES]
+    sections = {name: table for name, table in SHORT.to_json().items() if name != "plan_version"}
+    bench = Bench(tmp_path, devices, layout=LAYOUT, **sections)
+    with of_coins(sample), pytest.raises(Killed):
+        bench.drive(on_event=killing(lambda event: isinstance(event, RoundClosed)))
+    bench.restart()
+    bench.fleet.die("b")
+    bench.fleet.die("c")
+    bench.fleet.poll(0.0)
+    bench.restart()
+    assert bench.drive().status == "done"
+    waited = [event.text for event in bench.events(RunStatusChanged) if event.status == "waiting"]
+    assert waited == ["waiting for 5 devices to reconnect (a, b, c, d, e)"], "nobody has called yet"
 
 
 def test_a_sampled_run_spends_nothing_if_delta_is_not_below_one_over_the_population(

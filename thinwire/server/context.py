@@ -355,7 +355,7 @@ class RunContext:
         """Return the devices that were connected before a restart, may reconnect, and still have time to."""
         if self.elapsed >= self.return_by:
             return set()
-        away = self.run_state.connected - set(self.presence.hellos)
+        away = self.mode.connected(self) - set(self.presence.hellos)
         return away - self.revoked() if away else away
 
     def waits_for(self) -> str | None:

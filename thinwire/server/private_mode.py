@@ -345,6 +345,10 @@ class SampledMode(CentralMode):
         """Return True once the run has begun: from then on no round waits for devices, but for other runs to end."""
         return running.run_state.rounds_opened > 0 and not running.leases.begin(running.run_id)
 
+    def connected(self, running: RunContext) -> set[str]:
+        """Return the population: the status names those for whom the run waits, and samples alone get assignments."""
+        return running.run_state.considered
+
     def notes(self, able: int) -> list[Reason]:
         """Return the public numbers of the run's samples: `able` is the size of the population."""
         return [Reason("poisson", {"rate": self.rate, "population": able, "expected": self.rate * able})]

@@ -218,6 +218,10 @@ class RoundMode:
     def let_go(self, running: RunContext) -> None:
         """Give up the assignments that remain after the last round."""
 
+    def connected(self, running: RunContext) -> set[str]:
+        """Return the devices that were connected before a restart, for whose return the run waits."""
+        return running.run_state.connected
+
 
 def open_round(running: RunContext) -> RoundOpened | None:
     """Decide a round, record it and return its opening event.

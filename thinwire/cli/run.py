@@ -88,7 +88,8 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
             return
         raise typer.Exit(INTERRUPTED)
-    ways = [f"again when all are in the list of {again('devices list', home)}"]
+    listed = again("devices list", home)
+    ways = [listed if lacking.keys() == {TASK} else f"again when all are in the list of {listed}"]
     keys = [key for key in lacking if key not in (SECURE, TASK)]
     ways += [f"less in [cohort] {', '.join(keys)}"] if keys else []
     ways += [f"{SECURE} = false"] if SECURE in lacking else []

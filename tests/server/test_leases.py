@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tests.server.test_private_rounds import Silent
 from tests.support.crashes import LAYOUT, change
 from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
+from tests.support.server_bench import LAYOUT as TOY
+from tests.support.server_bench import change as change_of
 from tests.support.server_bench import work
 from tests.support.several_runs import Site, steady
 from thinwire.core import RunPlan, VirtualClock
@@ -20,7 +25,9 @@ from thinwire.core.events import ENDED, Event, RoundClosed, RoundOpened, RunStat
 from thinwire.core.run_events import PhaseClosed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import PHASES
+from thinwire.privacy.accounting import epsilon
 from thinwire.privacy.contexts import identity_of, simulated_key
+from thinwire.privacy.noise_plan import noise_plan
 from thinwire.reports.reason_text import sentence
 from thinwire.server.service import serve
 from thinwire.server.submit import FirstModel, submit
@@ -28,6 +35,7 @@ from thinwire.simulation import Turn, reported
 from thinwire.store import FileSpool, Store
 
 NAMES = "abcde"
+ROUNDS = 5  # of each device that its budget allows
 SECURE = RunPlan.parse(toy_plan("bits = 12\nclip = 20.0\nmax_dropout = 0.4"))
 
 
@@ -99,3 +107,27 @@ def test_a_round_names_the_run_for_which_a_device_works(tmp_path: Path) -> None:
     selected = set(site.events(first, RoundOpened)[0].assignments)
     told = {device: sentence(why) for device, why in opened.reasons.items() if device in selected}
     assert told == dict.fromkeys(selected, f"works for {first}")
+
+
+def test_two_private_runs_spend_no_more_than_their_budget_together(tmp_path: Path) -> None:
+    """Each round reserves in the transaction that opens it, and no other run decides between the look and that."""
+    private: dict[str, Any] = {"mode": "central", "clip": 2.0, "delta": 1e-3, "noise_multiplier": 1.0}
+    sections: dict[str, Any] = {
+        "cohort": {"clients": 3, "min_updates": 1, "late": "drop"}, "uplink": {"codec": "identity"},
+        "local": {"lr": 1.0, "steps": 1, "buffers": "local"},
+    }  # fmt: skip
+    plan = RunPlan.from_json({"run": {"task": "toy", "evaluate": "off"}, **sections, "privacy": private})
+    release = noise_plan(plan, TOY.model_size, 1).release
+    private["budget"] = epsilon(Counter({release: ROUNDS}), 1e-3) * 1.01
+    works = {name: Silent(name, TOY, partial(change_of, name)) for name in NAMES}
+    site = Site(tmp_path, [AttentiveDevice(name, one, lambda _: Turn(compute_s=1.0)) for name, one in works.items()])
+    runs = [
+        site.submit(run={"rounds": 20, "evaluate": "off", "seed": seed}, privacy=private, **sections)
+        for seed in range(2)
+    ]
+    site.serve()
+    spent = {device: sum(of.values()) for device, of in site.store.privacy.spent_by_device("toy").items()}
+    assert max(spent.values()) == ROUNDS, "one more release would pass the budget"
+    took = {run_id: [one for one in site.store.privacy.rows("toy") if one.run_id == run_id] for run_id in runs}
+    assert all(took.values()), "both runs spent of it"
+    assert sum(len(one.devices) for rows in took.values() for one in rows) == sum(spent.values())

@@ -26,6 +26,7 @@ from docs.generate.rounds import PARTS as ROUNDS
 from docs.generate.secure import PARTS as SECURE
 from docs.generate.simulated import PARTS as SIMULATED
 from docs.generate.speed import PARTS as SPEED
+from docs.generate.structure import structure_part
 from docs.generate.which_codec import which_codec
 
 DOCS = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def written() -> dict[str, str]:
         | SECURE
         | PRIVACY
         | QUOTED
-        | {"codec-choice": which_codec, "robust": robust_part}
+        | {"codec-choice": which_codec, "robust": robust_part, "update-structure": structure_part}
     )
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {

@@ -54,7 +54,7 @@ def page(name: str) -> str:
     return f"{NOTE}\n\n{PAGES[name]().strip()}\n"
 
 
-HOW: dict[str, Callable[[], str]] = {"different-data": drift_part, "personal-layers": personal_part}
+HOW: dict[str, Callable[[], str]] = {"different-data": drift_part}
 
 # Between these two lines of a page that people write stands what the script writes.
 BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- Until here. -->"
@@ -70,7 +70,8 @@ def written() -> dict[str, str]:
         | SECURE
         | PRIVACY
         | QUOTED
-        | {"codec-choice": which_codec, "robust": robust_part, "update-structure": structure_part}
+        | {"codec-choice": which_codec, "robust": robust_part, "personal": personal_part}
+        | {"update-structure": structure_part}
     )
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {

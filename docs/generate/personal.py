@@ -1,4 +1,4 @@
-"""What personal layers came to, for "Personal layers: FedPer and FedBN", from docs/evidence/personal.json alone."""
+"""What personal layers came to, for "Personal layers where labels differ", from docs/evidence/personal.json alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def personal_part() -> str:
             mean = f"{figures[f'mean {model} {method}']:.3f}"
             lines.append((f"`{model}`" * (method == FEDAVG), method, mean, f"{worst:.3f}", gain))
     seeds = len({row["seed"] for row in document["rows"]})
-    every = "every client of every run is in [personal.json](../evidence/personal.json)"
+    every = "every client of every run is in [personal.json](personal.json)"
     return "\n\n".join((
         measured(document, f"in a simulation that no clock decides, {seeds} seeds", every),
         table(HEAD, lines),
@@ -33,8 +33,8 @@ def _sentence(model: str, gain: float) -> str:
     """Return one sentence on the goal of a model.
 
     >>> _sentence("cnn", 0.01)
-    'With `cnn` the better method gains 0.010 on the worst client, which misses the goal of 0.05.'
+    'With `cnn` the best method gains 0.010 on the worst client, which misses the goal of 0.05.'
     """
     reached = "reaches" if gain >= GOAL else "misses"
     what = f"gains {gain:.3f}" if gain >= 0 else f"loses {-gain:.3f}"
-    return f"With `{model}` the better method {what} on the worst client, which {reached} the goal of {GOAL:g}."
+    return f"With `{model}` the best method {what} on the worst client, which {reached} the goal of {GOAL:g}."

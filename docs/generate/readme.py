@@ -17,7 +17,7 @@ ROUND, API = "`python -m benchmarks.round_overhead --json`", "`python -m benchma
 STEP = ("all", "enough", "deadline")  # closing reasons of rounds that changed the model
 DEVICE = "`python -m benchmarks.device_footprint --json`"
 PAGE = {
-    "drift": "how/different-data.md", "personal": "how/personal-layers.md", "mailbox": "evidence/device-api.md",
+    "drift": "how/different-data.md", "mailbox": "evidence/device-api.md",
     "secure-sum-crossed": "evidence/secure-sum.md", "secure-round": "evidence/secure-sum.md",
     "secure-support": "evidence/secure-sum.md",
     "privacy-audit": "evidence/privacy.md", "privacy-utility": "evidence/privacy.md", "sampler": "evidence/privacy.md",

@@ -175,6 +175,15 @@ def test_the_noise_of_a_step_has_the_variance_that_the_release_claims() -> None:
     assert abs(float(np.mean(squares**2)) / claimed - 1) < 7 * math.sqrt(2 / squares.size)
 
 
+def test_each_step_is_reported_as_progress() -> None:
+    task, work, told = task_of(), work_of(), list[tuple[int, int]]()
+    trainer = TorchTrainer(task, local_of(PLAN))
+    train_privately(
+        trainer, task.module.model(), examples(3), work, DeviceSecrets, lambda done, of: told.append((done, of))
+    )
+    assert told == [(done, work.steps) for done in range(1, work.steps + 1)]
+
+
 def test_records_are_in_a_batch_independently_and_with_the_rate_of_the_plan() -> None:
     """2 000 batches of 24 records at 1/4: the mean size within 7 deviations, and the variance that of a binomial."""
     secrets, rounds = DeviceSecrets(), 2000

@@ -268,8 +268,10 @@ def test_a_device_that_was_online_and_not_sampled_is_shown_with_that_reason(page
     add_devices(store, ["pi-21", "pi-22"], run.now - 5)
     store.record_device(DeviceOffline(run.now - 4, "pi-22", "connection lost"))
     run.open(considered=len(run.devices) + 1)
-    clients = {c["device"]: c["state_text"] for c in get(page, f"runs/{run.run_id}")["clients"]}
-    assert clients["pi-21"] == "not selected: not sampled"
+    clients = {c["device"]: c for c in get(page, f"runs/{run.run_id}")["clients"]}
+    assert clients["pi-21"]["state_text"] == "not selected: not sampled"
+    counts = ("selected", "arrived", "aggregated_count", "late", "dropped", "failed", "payload_up", "payload_down")
+    assert {clients["pi-21"][name] for name in counts} == {0}
     assert "pi-22" not in clients, "it is offline"
     assert get(page, f"runs/{run.run_id}/rounds/1")["not_sampled"] == 1
 

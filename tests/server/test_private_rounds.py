@@ -166,8 +166,8 @@ def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes_aga
 def test_nothing_unfinished_or_unreadable_of_a_client_outlives_its_round(tmp_path: Path) -> None:
     """A late upload, and a reply that a disk damaged: in central mode each has a client's update in the clear."""
     world = World(tmp_path, Fate())
-    left = [world.home.spool / place for place in ("toy-1/.partial-d-2-ab", ".unreadable/toy-1/b-2.parts")]
-    others = [world.home.spool / place for place in ("toy-2/.partial-d-2-ab", ".unreadable/toy-2/b-2.parts")]
+    left = [world.home.spool / place for place in ("toy-1/.partial-d-2-ab", ".unreadable/toy-1/b-2.reply")]
+    others = [world.home.spool / place for place in ("toy-2/.partial-d-2-ab", ".unreadable/toy-2/b-2.reply")]
     for path in (*left, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"an update")

@@ -68,7 +68,7 @@ class DamagingFleet(SecureFleet):
     def _revoke(self, device: SecureDevice) -> None:
         del device
         assert isinstance(self.spool, FileSpool)
-        for file in self.spool.folder.glob(f"*/[{self.damaged}]-*.parts"):
+        for file in self.spool.folder.glob(f"*/[{self.damaged}]-*.reply"):
             file.write_bytes(bytes(int(file.stat().st_size * self.left)))
         self.revoke_access([AWAY])
 
@@ -135,7 +135,7 @@ def test_a_device_that_stays_away_drops_out_and_nothing_of_its_round_waits_for_i
     assert not [one for one in waiting if f".{ROUND}" in one], "its files are gone"
 
 
-DAMAGE = [("d", 0.5, "enough", [5, 3, 4]), ("bcd", 0.5, "too-few", [5, 4, 4]), ("d", 1.0, "aborted", [5, 4, 4])]
+DAMAGE = [("d", 0.01, "enough", [5, 3, 4]), ("bcd", 0.01, "too-few", [5, 4, 4]), ("d", 1.0, "aborted", [5, 4, 4])]
 
 
 @pytest.mark.parametrize(("damaged", "left", "reason", "survivors"), DAMAGE)

@@ -60,7 +60,7 @@ def test_what_does_not_fit_into_memory_lies_in_a_file(tmp_path: Path) -> None:
         header = answer("a", f"assignment-{sequence}", sequence, body)
         link.push(header, written(tmp_path, body))
         assert b"".join(fleet.open(header.update_id)) == body
-    assert [path.read_bytes() for path in (tmp_path / "spool").glob("*/*.parts")] == [b"5678"]
+    assert [path.read_bytes() for path in (tmp_path / "spool").glob("*/*.reply")] == [b"5678"]
     fleet.ack([header.update_id for header in spool.headers()])
     assert spool.headers() == []
-    assert not list((tmp_path / "spool").glob("*/*.parts"))
+    assert not list((tmp_path / "spool").glob("*/*.reply"))

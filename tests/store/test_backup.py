@@ -26,7 +26,7 @@ def test_a_backup_of_a_store_in_use_is_restored_elsewhere_as_it_was(
     restored = backup.restore(file, there, force=False)
     assert (restored.replaced, restored.manifest.thinwire) == (None, "1.2.3")
     assert contents(there) == before
-    assert len(before) == 7
+    assert len(before) == 6
     with Store.open(there.database) as store:
         assert store.rounds(place.run_id)[0].closed_at is None
         assert store.run(place.run_id).status == "running"
@@ -54,7 +54,7 @@ def test_answers_come_back_in_the_order_of_their_arrival(place: Place, tmp_path:
     for device in ("pi-03", "pi-02"):
         place.answer(device)
     for number, device in enumerate(("pi-03", "pi-01", "pi-02")):
-        path = place.home.spool / place.run_id / f"{device}-1.header"
+        path = place.home.spool / place.run_id / f"{device}-1.reply"
         os.utime(path, ns=(number, 1_700_000_000_000_000_000 + number))
     back_up(place.home, tmp_path / "b.tar", "1")
     backup.restore(tmp_path / "b.tar", there, force=False)
@@ -90,7 +90,7 @@ def test_a_model_that_came_and_went_while_the_database_was_copied_is_not_missing
         "runs/digits-1/v000000.model",
         "runs/digits-1/v000000.state",
         "runs/digits-1/v000000.replica",
-        "spool/digits-1/pi-01-1.parts",
+        "spool/digits-1/pi-01-1.reply",
     ],
 )
 def test_a_folder_that_lacks_what_a_run_needs_is_not_passed_off_as_a_backup(

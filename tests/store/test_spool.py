@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from thinwire.core.errors import BadPayload, DataLost, ReplyLost
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool
-from thinwire.store.spool import MANY_FOLDERS, UNREADABLE
+from thinwire.store.spool import LENGTH, MANY_FOLDERS, UNREADABLE
 
 
 def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHeader:
@@ -47,9 +49,7 @@ def test_heads_come_in_the_order_of_arrival_also_after_a_restart(tmp_path: Path)
     for nth, (device, sequence) in enumerate(order):
         header = reply([b"x"], device, sequence)
         put(spool, header, [b"x"])
-        os.utime(
-            spool.path(header.update_id).with_suffix(".header"), ns=(nth, nth)
-        )  # a coarse disk clock must not decide
+        os.utime(spool.path(header.update_id), ns=(nth, nth))  # a coarse disk clock must not decide
     for one in (spool, FileSpool(tmp_path)):
         assert [(h.update_id.device, h.update_id.sequence) for h in one.headers()] == order
 
@@ -64,13 +64,29 @@ def test_a_draft_is_not_visible_and_does_not_outlive_a_restart(tmp_path: Path) -
     assert not first.exists()
 
 
-def test_parts_without_a_header_are_the_rest_of_a_crash(tmp_path: Path) -> None:
+def test_a_draft_with_its_header_is_the_rest_of_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool, header = FileSpool(tmp_path), reply([b"abc"])
-    put(spool, header, [b"abc"])
-    path = spool.path(header.update_id)
-    path.with_suffix(".header").unlink()
+    with monkeypatch.context() as crash, pytest.raises(KeyboardInterrupt):
+        crash.setattr("os.replace", Mock(side_effect=KeyboardInterrupt))
+        put(spool, header, [b"abc"])
+    (draft,) = tmp_path.glob("*/*")
+    assert draft.stat().st_size > 3
     assert FileSpool(tmp_path).headers() == []
-    assert not path.exists()
+    assert not draft.exists()
+
+
+def test_a_draft_whose_header_the_disk_did_not_take_is_committed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
+    draft = spool.draft(header.update_id)
+    draft.write_bytes(b"abc")
+    with monkeypatch.context() as full, pytest.raises(DataLost):
+        full.setattr("os.fsync", Mock(side_effect=OSError(errno.EIO, "input/output error")))
+        spool.commit(draft, header)
+    assert draft.read_bytes() == b"abc"
+    spool.commit(draft, header)
+    assert list(FileSpool(tmp_path).open(header.update_id)) == [b"abc"]
 
 
 def test_a_second_commit_of_the_same_update_leaves_the_first(tmp_path: Path) -> None:
@@ -78,7 +94,7 @@ def test_a_second_commit_of_the_same_update_leaves_the_first(tmp_path: Path) -> 
     put(spool, reply([b"first"]), [b"first"])
     put(spool, reply([b"other"]), [b"other"])
     assert list(spool.open(UpdateId("digits-1", "pi-01", 1))) == [b"first"]
-    assert [path.name for path in sorted(tmp_path.glob("*/*"))] == ["pi-01-1.header", "pi-01-1.parts"]
+    assert [path.name for path in sorted(tmp_path.glob("*/*"))] == ["pi-01-1.reply"]
 
 
 def test_a_body_of_another_length_than_its_header_says_is_refused(tmp_path: Path) -> None:
@@ -111,7 +127,7 @@ def test_a_file_that_was_cut_is_data_lost(tmp_path: Path) -> None:
         next(parts)
 
 
-@pytest.mark.parametrize("damage", ["header", "parts", "another"])
+@pytest.mark.parametrize("damage", ["header", "length", "parts", "another"])
 def test_a_reply_that_is_not_readable_is_set_aside_and_the_others_are_there(tmp_path: Path, damage: str) -> None:
     spool, sound = FileSpool(tmp_path), reply([b"abc"], sequence=2)
     for header in (reply([b"abc"]), sound):
@@ -119,30 +135,33 @@ def test_a_reply_that_is_not_readable_is_set_aside_and_the_others_are_there(tmp_
     path = spool.path(reply([b"abc"]).update_id)
     match damage:
         case "header":
-            path.with_suffix(".header").write_bytes(b"{")
+            path.write_bytes(b"abc{" + LENGTH.pack(1))
+        case "length":
+            path.write_bytes(b"abc{}" + LENGTH.pack(2**40))
         case "parts":
             os.truncate(path, 1)
         case _:
-            path.with_suffix(".header").write_bytes(reply_to_bytes(reply([b"abc"], device="pi-02")))
-    before = path.with_suffix(".header").read_bytes(), path.read_bytes()
+            other = reply_to_bytes(reply([b"abc"], device="pi-02"))
+            path.write_bytes(b"abc" + other + LENGTH.pack(len(other)))
+    before = path.read_bytes()
     assert FileSpool(tmp_path).headers() == [sound]
     aside = tmp_path / UNREADABLE / "digits-1" / path.name
-    assert (aside.with_suffix(".header").read_bytes(), aside.read_bytes()) == before
+    assert aside.read_bytes() == before
     put(again := FileSpool(tmp_path), reply([b"abc"]), [b"abc"])
     assert len(again.headers()) == 2, "it may come again"
-    path.with_suffix(".header").write_bytes(b"[")
+    path.write_bytes(b"[")
     assert FileSpool(tmp_path).headers() == [sound]
-    assert aside.with_suffix(".header").read_bytes() == before[0], "what was set aside first stays"
+    assert aside.read_bytes() == before, "what was set aside first stays"
 
 
 def test_parts_that_are_not_readable_in_service_are_set_aside(tmp_path: Path) -> None:
     spool, header = FileSpool(tmp_path), reply([b"abc"])
     put(spool, header, [b"abc"])
-    spool.path(header.update_id).unlink()
+    os.truncate(spool.path(header.update_id), 1)
     with pytest.raises(BadPayload):
         list(spool.open(header.update_id))
     assert spool.headers() == []
-    assert (tmp_path / UNREADABLE / "digits-1" / "pi-01-1.header").exists()
+    assert (tmp_path / UNREADABLE / "digits-1" / "pi-01-1.reply").exists()
 
 
 def test_two_devices_whose_names_end_in_numbers_do_not_share_a_file(tmp_path: Path) -> None:
@@ -215,10 +234,6 @@ def test_what_a_run_left_unfinished_or_unreadable_is_removed_and_nothing_else(tm
     others = spool.partial(reply([b"z"], run="digits-2", sequence=7).update_id, "ab" * 32)
     spool.drop_unused("digits-1", but=unfinished[1:])
     left = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert left - {others, unfinished[1]} == {
-        path
-        for one in (whole, other)
-        for path in (spool.path(one.update_id), spool.path(one.update_id).with_suffix(".header"))
-    }
+    assert left - {others, unfinished[1]} == {spool.path(one.update_id) for one in (whole, other)}
     assert others in left
     assert unfinished[0] not in left

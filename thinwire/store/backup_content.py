@@ -62,8 +62,7 @@ def missing_files(stage: Path, database: Path) -> Iterator[str]:
             needed += [f"runs/{run}/{name}" for (name,) in copy.execute(replica, (run,))]
         for (text,) in copy.execute(answers):
             update = UpdateId.parse(text)
-            place = f"spool/{update.run}/{update.device}-{update.sequence}"
-            needed += [f"{place}.parts", f"{place}.header"]
+            needed.append(f"spool/{update.run}/{update.device}-{update.sequence}.reply")
     return (name for name in needed if not (stage / name).exists())
 
 

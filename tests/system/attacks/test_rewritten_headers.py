@@ -62,7 +62,7 @@ def test_the_spool_keeps_the_bytes_that_came_and_reads_them_again(tmp_path: Path
     draft = spool.draft(header.update_id)
     draft.write_bytes(b"x")
     spool.commit(draft, read, received)
-    assert received in spool.path(header.update_id).with_suffix(".header").read_bytes()
+    assert received in spool.path(header.update_id).read_bytes()
     assert FileSpool(tmp_path / "spool").headers() == [read]
 
 
@@ -79,13 +79,13 @@ def test_an_unreadable_file_in_the_spool_is_set_aside_with_a_warning(
         damaged, sound = (answer("pi-1", f"digits-1.{nth}.pi-1", nth, b"x") for nth in (1, 2))
         link.push(damaged, file)
         link.push(sound, file)
-        here.spool.path(damaged.update_id).with_suffix(".header").write_bytes(damage)
+        here.spool.path(damaged.update_id).write_bytes(damage)
         with caplog.at_level(logging.WARNING):
             here.restart()
         came = [reply for reply in answers_now(here.fleet) if isinstance(reply, ReplyHeader)]
         assert [reply.update_id for reply in came] == [sound.update_id]
         assert sum("set aside" in record.message for record in caplog.records) == 1
-        kept = [path for path in (tmp_path / "spool").rglob("*pi-1-1.header") if path.read_bytes() == damage]
+        kept = [path for path in (tmp_path / "spool").rglob("*pi-1-1.reply") if path.read_bytes() == damage]
         assert len(kept) == 1, "nothing is deleted"
         link.hello(hello("pi-1"))
         link.push(replace(damaged, transfer=None), file)  # the device sends it again, and it counts
@@ -111,4 +111,4 @@ def test_a_reply_that_is_damaged_before_it_is_aggregated_is_dropped_and_its_run_
     run = acted(tmp_path, layout, devices, tls=tls, run={"rounds": 2}, cohort={"deadline_s": 60.0, "min_updates": 1})
     assert run.row.status == "done"
     assert [event.update_id for event in run.of(UpdateDropped)] == ["toy-1/pi-2/1"]
-    assert list((run.home.spool / UNREADABLE).rglob("pi-2-1.parts"))
+    assert list((run.home.spool / UNREADABLE).rglob("pi-2-1.reply"))

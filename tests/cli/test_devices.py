@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
@@ -16,16 +17,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.store.test_privacy_ledger import reserve
 from tests.support.cli_story import KEY, T, told
+from tests.support.private_story import PRIVATE
 from tests.support.reasons import noted
-from tests.support.store_story import new_run, status
+from tests.support.store_story import LAYOUT, new_run, status
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import operator
-from thinwire.core.clock import DOWN_SINCE
+from thinwire.core.clock import DOWN_SINCE, HEARD
 from thinwire.core.equipment import Equipment
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
-from thinwire.core.fleet import Hello, population_key
+from thinwire.core.fleet import Hello, TaskReport, population_key
+from thinwire.core.link_state import SUSPECT_S
+from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import MeasureRow
+from thinwire.web.device_queries import Devices
 from thinwire.web.settings import may_serve
 
 PIN = "ab" * 32
@@ -228,6 +233,28 @@ def test_a_device_says_when_it_was_last_heard_of_and_not_when_it_came(thinwire, 
     store.record_restart(time.time(), now - 300)
     with hold(lock, {}):
         assert heard() == ("5 min", now - 300)
+
+
+@pytest.mark.parametrize(("ended_s", "times"), [(0.0, 1), (3 * SUSPECT_S, 2)])
+def test_the_contacts_of_a_sampled_run_stay_hidden_when_it_is_deleted_at_once(thinwire, home, store, ended_s, times):
+    lock, now = AggregatorHome.under(home).lock, time.time()
+    contacts = {"pi-01": now - 5.0, "pi-02": now - 9.0}
+    for name in contacts:
+        store.roster.enrol(name, KEY + name, b"key", "loopback")
+        store.record_device(DeviceOnline(now - 400, name))
+    plan = RunPlan.parse(PRIVATE.replace("clients = 3\n", "") + "sampling_rate = 0.5\n")
+    run_id = store.create_run("digits", plan, LAYOUT, TaskReport("digits"))
+    store.record(run_id, [status("running"), status("done", now - ended_s)])
+    store.mark_deleted(run_id, "operator")
+    with hold(lock, {"listen": "127.0.0.1:1"}):
+        lock.with_name(HEARD).write_text(json.dumps(contacts))
+        listed = thinwire("devices", "list", "--json", "--home", home).document
+        shown = [
+            [one["last_seen_at"] for one in listed],
+            thinwire("aggregator", "status", "--json", "--home", home).document["last_seen_at"].values(),
+            [one.last_seen_at for one in Devices(store, lock).page()],
+        ]
+    assert [len({*found}) for found in shown] == [times] * 3
 
 
 def test_who_came_over_loopback_waits_while_the_device_api_has_tls(thinwire, home, store, device):

@@ -270,7 +270,8 @@ def last_contacts(runs: Sequence[RunRow], lock: Path | None) -> dict[str, float]
     During a run with Poisson sampling it would tell who was sampled. An assignment ends the waiting pull of a sampled
     device when a round opens, and the device calls again at once. The others call when their own pulls end. So until
     such a run is over, and until each device has called after it, every online device is shown as heard just now.
-    `runs` are all runs. The times come from the record beside the lock; without one the result is empty.
+    `runs` are all runs, with those that a person has deleted since: a deletion makes no contact older. The times come
+    from the record beside the lock; without one the result is empty.
     """
     heard, now = heard_by(lock) if lock else {}, time.time()
     return dict.fromkeys(heard, now) if any(_hides(run, now) for run in runs) else heard

@@ -144,8 +144,8 @@ class Devices:
     def _shared_reads(self, actions: Sequence[DeviceAction]) -> SharedReads:
         """Read the data that all devices of a list share."""
         deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in DECIDING]
-        runs = self._store.runs()
-        on_devices = [run for run in runs if run.source == "devices"]
+        runs = self._store.runs(with_deleted=True)
+        on_devices = [run for run in runs if run.source == "devices" and run.deleted_at is None]
         state, about = aggregator(self._lock)
         return SharedReads(
             bool(about.get("pin")), _links(self._store), self._presence.departures(),

@@ -121,7 +121,7 @@ def status(
     end_abandoned(home)
     with opened(home, read_only=not login) as store:
         devices = list(store.devices())
-        runs = store.runs()
+        runs = store.runs(with_deleted=True)
         going = [row for row in runs if row.status in ("running", "waiting", "paused")]
         line = store.line()
         code = login_url(about["dashboard_url"], store.logins.new_code()) if login and about.get("dashboard") else None

@@ -84,7 +84,7 @@ def _aggregator(home: Path | None, store: Store) -> render.Known:
     from thinwire.reports.privacy import last_contacts
 
     about, lock = alive(home), aggregator_home(home).lock
-    contacts = last_contacts(store.runs(), lock)
+    contacts = last_contacts(store.runs(with_deleted=True), lock)
     return render.Known(about is not None, down_since_of(lock), bool((about or {}).get("pin")), contacts)
 
 

@@ -163,7 +163,7 @@ def test_what_a_run_has_to_say_stands_below_its_name(thinwire, home):
 
 def test_bytes_that_evaluated_the_model_of_an_end_are_in_no_round(thinwire, home):
     run_id = told(home)
-    extended = Reason("extended", {"who": "ann", "was": 1, "rounds": 2, "first": 2})
+    extended = Reason("extended", {"who": "ann", "was": 1, "rounds": 2, "first": 2, "before": "the same"})
     for event, models in (
         (replace(evaluated(2), payload_bytes=12), "the last model"),
         (RunNoted(T, [extended]), "the last model, once at each end of the run"),

@@ -95,20 +95,28 @@ class RunExtended(Event):
     @property
     def note(self) -> Reasons:
         """Return the event as a note for the operator; `plan_of_start` reads `before` in it."""
-        numbers = {"was": self.was, "rounds": self.rounds, "first": self.first_round}
-        said = {"who": self.who or "a person", "before": json.dumps(dict(self.before))}
-        return [Reason("extended", {**numbers, **said})]
+        before = {key: value for key, value in self.before.items() if key != "run.rounds"}
+        return [
+            Reason("extended", {
+                "who": self.who or "a person", "was": self.was, "rounds": self.rounds, "first": self.first_round,
+                "before": json.dumps(before) if before else SAME,
+            }),
+        ]  # fmt: skip
+
+
+SAME: Final = "the same"  # what a note says of a plan of which an extension changed the rounds alone
 
 
 def plan_of_start(plan: Mapping[str, Any], notes: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return the plan that a run was started with: its plan of now, without what the extensions in its notes changed.
 
-    >>> plan_of_start({"local": {"lr": 0.1}}, [[("extended", {"before": '{"local.lr": 0.5}'})]])
-    {'local': {'lr': 0.5}}
+    >>> plan_of_start({"local": {"lr": 0.1}, "run": {"rounds": 9}}, [[("extended", {"was": 4, "before": SAME})]])
+    {'local': {'lr': 0.1}, 'run': {'rounds': 4}}
     """
     found = {name: dict(table) if isinstance(table, Mapping) else table for name, table in plan.items()}
-    for code, numbers in (reason for note in reversed(notes) for reason in note):
-        for key, value in json.loads(str(numbers["before"]) if code == "extended" else "{}").items():
+    for numbers in (numbers for note in reversed(notes) for code, numbers in note if code == "extended"):
+        before = {} if numbers["before"] == SAME else json.loads(str(numbers["before"]))
+        for key, value in {"run.rounds": numbers["was"], **before}.items():
             section, _, name = key.partition(".")
             found[section][name] = value
     return found

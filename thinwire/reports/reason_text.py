@@ -75,7 +75,8 @@ SENTENCES: Mapping[str, str] = {
     "first-model-failed": "{device}, which makes the first model: {kind}: {text}",
     "first-model-of": "the first model is {device}'s",
     "extended": (
-        "{who} extended the run from {was} to {rounds} rounds: from round {first} on the devices began with residual 0"
+        "{who} extended the run from {was} to {rounds} rounds: from round {first} on the devices began with residual "
+        "0; values of the plan until then: {before}"
     ),
     # notes on the plan
     "memory": (

@@ -61,6 +61,7 @@ ROLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("text", "said", "note", "notes", "detail", "why", "state_lost", "status_text"), "words"),
     **dict.fromkeys(("deadline_reason", "sampling", "selection_reason", "work_reason", "weight_reason"), "words"),
     "codec_reason": "words", "sentence": "words", "hint": "words", "waited_for": "name",
+    "before": "keys and words",
     "sets": "keys and words",  # keys of a plan; the value of one may be names
     **dict.fromkeys(("header", "args", "result", "explanation"), "fields"),
 }  # fmt: skip

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.server.test_private_rounds import Silent
 from tests.support.crashes import Fate, each_death
+from tests.support.faulty_fleet import AttentiveDevice
+from tests.support.server_bench import LAYOUT, change, every
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
 from thinwire.server import command_queue
@@ -70,6 +74,36 @@ def test_a_paused_run_that_is_stopped_says_so_and_notifies_its_devices(tmp_path:
     last = site.events(run_id, RunStatusChanged)[-1]
     assert (last.status, last.exit_code) == ("stopped", 10)
     assert len(site.events(run_id, RoundClosed)) == 1
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_a_sampled_run_that_is_stopped_without_a_driver_notifies_all_devices_once_it_has_begun(
+    tmp_path: Path, closed: int
+) -> None:
+    """No table has its devices, and to notify those of its samples would tell who they were."""
+    devices = [AttentiveDevice(name, Silent(name, LAYOUT, partial(change, name)), every(1.0)) for name in "abc"]
+    site = Site(tmp_path, devices)
+    run_id = site.submit(
+        run={"rounds": 4, "evaluate": "off"}, cohort={"late": "drop", "deadline_s": 5.0},
+        local={"lr": 1.0, "steps": 5, "buffers": "local"}, uplink={"codec": "identity"},
+        privacy={"mode": "central", "clip": 2.0, "noise_multiplier": 4.0, "delta": 1e-3, "sampling_rate": 0.3},
+    )  # fmt: skip
+    pausing(site, run_id, closed)
+    if not closed:
+        site.store.commands.add("pause-run", run_id)
+    site.serve(seconds=30.0)
+    assert site.store.run(run_id).status == "paused"
+    other = site.submit()
+
+    def on_event(of: str, event: Event) -> None:
+        if of == other and isinstance(event, RoundOpened) and event.round == 1:  # all devices are connected
+            site.store.commands.add("stop-run", run_id)
+
+    site.on_event = on_event
+    site.serve(seconds=100.0)
+    assert site.store.run(run_id).status == "stopped"
+    stops = [envelope for envelope in site.fleet.sent if envelope.assignment.kind == "stop"]
+    assert sorted(one.device for one in stops if one.assignment.run == run_id) == (["a", "b", "c"] if closed else [])
 
 
 def test_a_run_that_was_stopped_while_it_was_paused_goes_on_when_it_is_extended(tmp_path: Path) -> None:

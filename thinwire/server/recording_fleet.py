@@ -20,7 +20,7 @@ from thinwire.server.command_queue import CommandQueue
 from thinwire.server.holdout import EVALUATED
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run_deletion import deletion_steps
-from thinwire.server.run_end import close_undriven, end_abandoned, notify
+from thinwire.server.run_end import close_undriven, end_abandoned, notify_undriven
 from thinwire.server.run_extension import extend_run
 from thinwire.store import CommandRow, RunRow, Store
 
@@ -90,8 +90,7 @@ class UndrivenCommands:
         if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
             close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
             self._fleet.drop_uploads(run_id)
-            clients = {client.device for client in self._store.clients(run_id)}
-            notify(self._fleet, row, {device: () for device in self.presence.devices if device in clients})
+            notify_undriven(self._fleet, self._store, row, self.presence.devices)
         elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
             self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
         elif kind == "resume-run" and row.status == "paused":

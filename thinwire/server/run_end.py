@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
 from thinwire.core.formatting import counted
 from thinwire.core.plan import digest_of
+from thinwire.core.run_events import is_sampled
 from thinwire.core.statedir import AggregatorHome, Held, dead_owner, lock_file
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
 from thinwire.server.context import POLL_S, RunContext
@@ -228,3 +229,17 @@ def notify(fleet: Fleet, row: RunRow, outcomes: Mapping[str, Sequence[UpdateOutc
         for device, outcomes in outcomes.items()
     }  # fmt: skip
     fleet.send([Envelope(device, stop) for device, stop in stops.items()])
+
+
+def notify_undriven(fleet: Fleet, store: Store, row: RunRow, connected: Collection[str]) -> None:
+    """Notify the connected devices that take part in a run without a driver that it is over.
+
+    No table has the devices of a run with Poisson sampling. Once it has begun, all connected devices are notified, as
+    in `dismiss`. So the notices do not tell who was sampled.
+    """
+    if is_sampled(row.plan):
+        opened, _ = store.round_count(row.run_id)
+        concerned = {*connected} if opened else set[str]()
+    else:
+        concerned = {*connected} & {client.device for client in store.clients(row.run_id)}
+    notify(fleet, row, dict.fromkeys(sorted(concerned), ()))

@@ -52,7 +52,7 @@ from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.recording_fleet import OnEvent, RecordingFleet, ignore_event
 from thinwire.server.run import drive
 from thinwire.server.run_deletion import Retention
-from thinwire.server.run_end import close_undriven, delete_messages, notify
+from thinwire.server.run_end import close_undriven, delete_messages, notify_undriven
 from thinwire.server.submit import RunStarter, UnreadableSettings, require_allowed
 from thinwire.store import START_RUN, RunRow, Store
 from thinwire.store.read_models import MEMORY_TEXT
@@ -336,8 +336,7 @@ class Service:
         self.on_event(run_id, failed)
         delete_messages(store, self.home)
         self.dispatcher.receive(0.0)  # devices that registered before the end was recorded
-        row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}
-        notify(self.noted, row, {device: () for device in self.dispatcher.presence.devices if device in clients})
+        notify_undriven(self.noted, store, store.run(run_id), self.dispatcher.presence.devices)
 
 
 def not_resumed(run_id: str, error: UnreadableSettings) -> str:

@@ -15,7 +15,7 @@ from tests.support.store_story import LAYOUT
 from thinwire.core.plan_values import PrivacySection
 from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.accounting import epsilon
-from thinwire.privacy.noise_plan import noise_plan
+from thinwire.privacy.noise_plan import noise_plan, participations_of
 from thinwire.reports.privacy_report import (
     ADJACENCY,
     LABEL,
@@ -58,6 +58,21 @@ def cost(story: PrivateStory, rounds: int) -> float:
 def written(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize(
+    ("apart", "most", "cap"),
+    [(1, None, 6), (2, None, 3), (4, None, 2), (2, 2, 2), (2, 5, 3)],
+)
+def test_the_cap_counts_in_how_far_apart_rounds_of_one_client_are(
+    store: Store, apart: int, most: int | None, cap: int
+) -> None:
+    enrol(store, *DEVICES)
+    tree = f'mechanism = "tree"\nmin_separation = {apart}\n'
+    plan = PRIVATE + tree + ("" if most is None else f"max_participations = {most}\n")
+    story = PrivateStory(store, plan=plan)
+    found = privacy_report(store, store.run(story.run_id))
+    assert found["participation"]["cap_of_the_plan"] == cap == participations_of(story.parsed)
 
 
 def test_a_report_answers_what_a_data_protection_officer_asks(thinwire: Any, home: Path, story: PrivateStory):

@@ -87,7 +87,11 @@ def sampler_of(distribution: str, variance: float) -> TableSampler:
 
 def participations_of(plan: RunPlan) -> int:
     """Return the largest number of rounds of a run in which one client takes part."""
-    rounds, privacy = plan.run.rounds, plan.privacy
+    return most_participations(plan.privacy, plan.run.rounds)
+
+
+def most_participations(privacy: PrivacySection, rounds: int) -> int:
+    """Return the largest number of these rounds in which one client takes part."""
     return min(-(-rounds // privacy.min_separation), privacy.max_participations or rounds)
 
 

@@ -46,6 +46,7 @@ from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.statedir import keep_private, write_atomically
 from thinwire.privacy.accounting import releases_of
 from thinwire.privacy.meaning import meaning, right_guesses, unit_text
+from thinwire.privacy.noise_plan import most_participations
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
     SIMULATED,
@@ -154,7 +155,7 @@ def privacy_report(store: Store, run: RunRow) -> dict[str, Any]:
         },
         "trust": {"in_short": SIMULATED if run.source == "sim" else TRUSTED.get(mode, ""), **WHO[mode]},
         "participation": {
-            "cap_of_the_plan": privacy.max_participations or run.plan["run"]["rounds"],
+            "cap_of_the_plan": most_participations(privacy, run.plan["run"]["rounds"]),
             "most_rounds_of_one_client": spent.participations, "clients": spent.clients, "population": spent.population,
             "budget": privacy.budget,
         },

@@ -21,8 +21,10 @@ from tests.support.secure_clients import (
     trained_of,
 )
 from tests.support.small_task import RUN, cross_entropy, plan_of
+from thinwire.client.execute import Begun
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.payload import least_kept_bytes
+from thinwire.client.policy import Policy
 from thinwire.client.train.errors import Cancelled
 from thinwire.core import RunPlan
 from thinwire.core.layout import Layout
@@ -310,6 +312,25 @@ def test_an_aggregator_that_lets_all_begin_again_gets_no_second_sum_of_a_round(t
     assert isinstance(found, tuple), "the client trains for a second sum"
     assert isinstance(found[0], Failure)
     assert (found[0].kind, found[0].text) == ("failed", "order")
+
+
+@pytest.mark.parametrize("owner", [Policy(), Policy(secure="required"), Policy(min_cohort=3)])
+def test_an_assignment_in_the_clear_sets_the_masked_round_back_unless_the_owner_demands_masks(tmp_path, owner):
+    """The limit that docs/explain/secure-aggregation.md tells of: this device would send an update in the clear too."""
+    clients = SecureClients(tmp_path, owner=owner)
+    clients.open()
+    clients.run()
+    sent = clients.assignment(ONE, references_from=2, assignment_id=f"{RUN}.2.{ONE}", plan=plan_of().to_json())
+    clear = replace(sent, assignment=replace(sent.assignment, kind="evaluate", round=2, secure=None, codec="identity"))
+    reply = clients.handlers[ONE].begin(clear, lambda: False, print)
+    assert isinstance(reply, tuple)
+    is_set_back = isinstance(reply[0], ReplyHeader)
+    again = clients.assignment(ONE, round=1, assignment_id=f"{RUN}.1+.{ONE}")
+    found = clients.handlers[ONE].begin(again, lambda: False, print, send=lambda message: None)
+    assert is_set_back == (owner == Policy()) == isinstance(found, Begun)
+    if isinstance(found, tuple):
+        assert isinstance(found[0], Failure)
+        assert found[0].text == "order"
 
 
 def test_an_advertisement_that_is_asked_for_again_is_the_same(tmp_path):

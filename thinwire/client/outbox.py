@@ -92,7 +92,8 @@ def restart(state: ClientRunState, references_from: int) -> ClientRunState:
 
     Reference and control variate become None. Replies to earlier assignments leave the outbox, and a loss of state that
     concerned an earlier sum no longer matters. If it is not known which sum the loss concerned, `lost` stays: the loss
-    may concern this sum, the first that the device learns of since.
+    may concern this sum, the first that the device learns of since. The round that was encoded last becomes 0, which
+    `OutcomeHandler.apply` takes back for a plan with masks.
     """
     if references_from <= state.references_from:
         return state
@@ -164,8 +165,8 @@ class OutcomeHandler:
         """Return the state after the assignment's outcomes, without replies that are too old for one.
 
         A state of another model layout is discarded, except its sequence. If the plan has client state, no reply
-        expires, because the device must know the outcome of each update. No assignment changes which round was masked
-        last.
+        expires, because the device must know the outcome of each update. An assignment whose plan has masks does not
+        change which round was masked last; one in the clear may set it back.
         """
         assignment, encoded_at = self.assignment, state.encoded_at
         if state.layout_digest not in ("", self.layout.digest):

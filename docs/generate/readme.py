@@ -18,7 +18,7 @@ STEP = ("all", "enough", "deadline")  # closing reasons of rounds that changed t
 DEVICE = "`python -m benchmarks.device_footprint --json`"
 PAGE = {
     "drift": "how/different-data.md", "mailbox": "evidence/device-api.md",
-    "secure-sum-crossed": "evidence/secure-sum.md", "secure-round": "evidence/secure-sum.md",
+    "secure-sum-figures": "evidence/secure-sum.md", "secure-round": "evidence/secure-sum.md",
     "secure-support": "evidence/secure-sum.md",
     "privacy-audit": "evidence/privacy.md", "privacy-utility": "evidence/privacy.md", "sampler": "evidence/privacy.md",
     "page": "evidence/dashboard.md", "dashboard-load": "evidence/dashboard.md", "several-runs": "evidence/dashboard.md",
@@ -39,7 +39,7 @@ CLAIMS = (  # document, claim, its figure, the figure's form
     ("overlap", "round with overlap", "speedup", "{:.2f} times as fast"),
     ("faults", "updates lost under 13 kinds of faults", "lost_updates", "{}"),
     (
-        "secure-sum-crossed",
+        "secure-sum-figures",
         "uplink of a client with secure aggregation, compared with Flower's SecAgg+",
         "bytes_ratio_dense",
         "{:.1f} times smaller",

@@ -42,7 +42,7 @@ PHASES = {
 
 def secure_crossed_part() -> str:
     """Return the figures of one round's work, beside those of Flower's SecAgg+, and what each option costs."""
-    document = read("secure-sum-crossed")
+    document, crossed = read("secure-sum-figures"), read("secure-sum-crossed")
     figures, rows = document["figures"], document["rows"]
     first = rows[0]
     size = f"{first['params'] / 1e6:.2f} M parameters, {first['clients']} clients"
@@ -50,7 +50,9 @@ def secure_crossed_part() -> str:
     header = ("figure", "measured", "goal", "what it is")
     lines = [*_lines(figures, RATIOS, "at least"), *_lines(figures, PEAKS, "at most")]
     return "\n\n".join((
-        measured(document, SHARED, size, repeats), table(header, lines), _mask_speed(first), _factors(rows),
+        measured(document, "with nothing else running", size, repeats), table(header, lines), _mask_speed(first),
+        measured(crossed, f"at a load of 8 to 17 {SHARED.removeprefix('with other work ')}", size, repeats),
+        _factors(crossed["rows"]),
     ))  # fmt: skip
 
 

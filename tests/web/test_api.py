@@ -312,6 +312,21 @@ def test_csv_holds_the_same_rows(page: TestClient, told: Told):
     assert page.get("/api/v1/devices.csv").text.count("\n") == 9
 
 
+def test_the_rounds_of_a_long_run_come_a_page_at_a_time_and_as_one_csv(
+    page: TestClient, told: Told, monkeypatch: pytest.MonkeyPatch
+):
+    whole = get(page, f"runs/{told.run_id}/rounds")
+    monkeypatch.setattr(run_queries, "MAX_ROUNDS", 5)
+    address, numbers = f"/api/v1/runs/{told.run_id}/rounds", list[int]()
+    while address:
+        answer = page.get(address)
+        numbers += [one["round"] for one in answer.json()]
+        address = answer.links["next"]["url"] if answer.links else ""
+    assert numbers == [one["round"] for one in whole] == list(range(1, 13))
+    rows = list(csv.DictReader(io.StringIO(page.get(f"/api/v1/runs/{told.run_id}/rounds.csv").text)))
+    assert [int(row["round"]) for row in rows] == numbers
+
+
 @pytest.mark.parametrize("kind", ["", ".csv"])
 def test_the_updates_of_a_long_run_come_a_page_at_a_time_and_the_answer_names_the_next(
     page: TestClient, told: Told, store: Store, monkeypatch: pytest.MonkeyPatch, kind: str

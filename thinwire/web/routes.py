@@ -211,9 +211,13 @@ async def news(request: Request, live: LiveDep) -> Response:
 
 
 @router.get("/runs/{run_id}/rounds")
-def rounds(reader: ReaderDep, run_id: RunId, first: Since = 1) -> list[round_schemas.Round]:
-    """Return the rounds of a run, from a number on."""
-    return reader.rounds(run_id, first)
+def rounds(
+    reader: ReaderDep, run_id: RunId, request: Request, response: Response, first: Since = 1
+) -> list[round_schemas.Round]:
+    """Return the rounds of a run from a number on: at most 1000. The header `Link` names the next page, if any."""
+    found, after = reader.rounds(run_id, first)
+    response.headers.update(_next(request, after))
+    return found
 
 
 @router.get("/runs/{run_id}/lines")
@@ -268,8 +272,12 @@ def _once(found: BaseModel) -> Response:
 
 @router.get("/runs/{run_id}/rounds.csv", response_class=Response, include_in_schema=False)
 def rounds_csv(reader: ReaderDep, run_id: RunId) -> Response:
-    """Return the rounds of a run."""
-    return as_csv(reader.rounds(run_id), round_schemas.Round, f"{run_id}-rounds")
+    """Return the rounds of a run, all of them."""
+    found, after = reader.rounds(run_id)
+    while after:
+        more, after = reader.rounds(run_id, after)
+        found += more
+    return as_csv(found, round_schemas.Round, f"{run_id}-rounds")
 
 
 @router.get("/runs/{run_id}/updates.csv", response_class=Response, include_in_schema=False)

@@ -35,6 +35,7 @@ Shown = TypeVar("Shown", bound=schemas.Run)
 
 LINES: Final = 60  # newest rounds of a page
 MAX_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
+MAX_ROUNDS: Final = 1000  # of one answer
 MAX_UPDATES: Final = 5000  # of one answer: they take 3 s and 40 MB
 ROUNDS_READ: Final = 50  # at once for such an answer
 WORST: Final = 5  # slowest rounds of a page
@@ -110,11 +111,12 @@ class Reader:
         last = min(last, first + MAX_CHANGED - 1)
         return [_line(one, row, spent) for one in self._store.rounds(row.run_id, first, last)]
 
-    def rounds(self, name: str, first: int = 1) -> list[round_schemas.Round]:
-        """Return the run's rounds from `first` on, with sums since the run's start."""
-        row = self._store.run(name)
-        spent = self._spent(row)
-        return [_round(one, row, spent) for one in self._store.rounds(row.run_id, first)]
+    def rounds(self, name: str, first: int = 1) -> tuple[list[round_schemas.Round], int]:
+        """Return at most `MAX_ROUNDS` rounds from `first` on, with sums since the start, and the next one or 0."""
+        row, last = self._store.run(name), first + MAX_ROUNDS - 1
+        spent, (opened, _) = self._spent(row), self._store.round_count(row.run_id)
+        found = [_round(one, row, spent) for one in self._store.rounds(row.run_id, first, last)]
+        return found, last + 1 if last < opened else 0
 
     def round(self, name: str, number: int, since: int = 0) -> round_schemas.RoundPage:
         """Return one round with its assignments; `NotFound` if the run has not opened it.

@@ -7,19 +7,19 @@ measured on the updates of fp32 runs of `benchmarks.accuracy_bytes` (4 of 20 cli
 codec of it being built. A gain is by how much the variance of the error would fall at equal bits; near 0.1 bits a value
 that is also by how much the bits would fall at an equal error.
 
-- Prediction. The client subtracts the last change of the global model, times the best factor for this very update, and
-  sends the rest. `predicted_gain` is the energy of the update over that of the rest, and `cosine` the mean cosine
-  between both.
-- Rates by energy. With rates of its own for each part of the model the error is least where the bits of a part follow
-  the root mean square of its values (reverse water-filling at low rates): the gain is mean(e) / mean(sqrt(e))^2 over
+- Prediction. The client subtracts the last server step, times the best factor for this very update, and sends the
+  prediction error. `predicted_gain` is the energy of the update over that of the error, and `cosine` the mean cosine
+  between update and step.
+- Rates by energy. At low rates the variance of an unbiased codec is about e / b for a value of energy e with b bits. It
+  is least where bits follow sqrt(e) (as Neyman allocates samples to strata): the gain is mean(e) / mean(sqrt(e))^2 over
   the energies e of all values. `layer_gain` has the energies of each tensor, and `factored_gain` those that the mean
-  energies of a tensor's rows, columns and places of its kernels give when they are multiplied, as Adafactor does. Both
+  energies of a tensor's rows, columns and kernel positions give when they are multiplied, as Adafactor does. Both
   know the energies of this very round, which a real codec would have to send or to guess.
 - `guessed_gain`: the same factored energies, guessed by the aggregator from the updates of earlier rounds as it would
   have received them, with the noise of `eden(0.1)`. Below 1 it is a loss. Both ends would know this guess only if the
   aggregator sent it along.
 
-A row is one model and one quarter of its rounds. A row of what `bound` has one rate b of eden: its omega, and
+A row is one model and one quarter of its rounds. A row with `what = "bound"` has one rate b of eden: its omega, and
 `bound_ratio`, b over the bits that any unbiased codec with this omega needs for normal values, log2(1 + 1 / omega) / 2
 (the rate-distortion function): no trellis and no lattice gains more.
 """
@@ -73,7 +73,7 @@ PRESETS = {
 
 
 @dataclass
-class Looking(Reduction):
+class MeasuringMean(Reduction):
     """The mean of the updates, which notes what there is to gain in each round."""
 
     shapes: Sequence[tuple[int, ...]]
@@ -95,8 +95,8 @@ class Looking(Reduction):
             found["guessed_gain"] = gain_of(rows, np.concatenate([*self._each(self.guess, factored)]))
         self.seen.append(found)
         self.change = cast("Vector", rows.mean(0).astype(np.float32))
-        heard = self._heard(rows)
-        self.guess = heard if self.guess is None else DECAY * self.guess + (1 - DECAY) * heard
+        estimate = self._estimated(rows)
+        self.guess = estimate if self.guess is None else DECAY * self.guess + (1 - DECAY) * estimate
         return self.change
 
     def _gain(self, energy: Wide, mean: Any) -> float:
@@ -110,12 +110,12 @@ class Looking(Reduction):
             yield mean(values[at : at + size].reshape(shape))
             at += size
 
-    def _heard(self, rows: Wide) -> Wide:
+    def _estimated(self, rows: Wide) -> Wide:
         """Return what the aggregator would estimate of each value's energy: squares, less the noise that it knows."""
         noise = self.omega * (rows**2).mean(1, keepdims=True)
         draws = np.random.default_rng(len(self.seen)).standard_normal(rows.shape)
-        heard: Wide = ((rows + np.sqrt(noise) * draws) ** 2 - noise).mean(0)
-        return heard
+        estimate: Wide = ((rows + np.sqrt(noise) * draws) ** 2 - noise).mean(0)
+        return estimate
 
 
 def plain_mean(values: Wide) -> Wide:
@@ -128,7 +128,9 @@ def plain_mean(values: Wide) -> Wide:
 
 
 def factored(values: Wide) -> Wide:
-    """Return the product of the means over all axes but one, divided by the mean; a vector has its mean.
+    """Return the product of the means over all axes but one, each divided by the mean, times the mean.
+
+    Axes from the third on are one: the positions of a kernel. A vector has its mean.
 
     >>> factored(np.array([[1.0, 2.0], [3.0, 6.0]])).tolist()
     [1.0, 2.0, 3.0, 6.0]
@@ -161,12 +163,12 @@ def structure(name: str, rounds: int) -> list[dict[str, Any]]:
     """Train one model with fp32, and return a row a quarter of the rounds."""
     work = FULL[name].work
     layout = initial_model(load_task(work.task), SEED).layout
-    looking = Looking([tensor.shape for tensor in layout.trained], SparseEden(rate=Decimal(GUESS_B)).omega)
+    measuring = MeasuringMean([tensor.shape for tensor in layout.trained], SparseEden(rate=Decimal(GUESS_B)).omega)
     keys = Trial(work, FP32, RATES[name], rounds).keys(SEED)
     keys["run"]["evaluate_every"] = rounds
     keys["cohort"]["late"] = "drop"
-    simulate(work.task, keys, clients=CLIENTS, split=work.split, reduce=looking, progress=False)
-    seen, rows = looking.seen, list[dict[str, Any]]()
+    simulate(work.task, keys, clients=CLIENTS, split=work.split, reduce=measuring, progress=False)
+    seen, rows = measuring.seen, list[dict[str, Any]]()
     for quarter in range(QUARTERS):
         part = seen[quarter * len(seen) // QUARTERS : (quarter + 1) * len(seen) // QUARTERS]
         names = dict.fromkeys(name for row in part for name in row)

@@ -23,7 +23,7 @@ def test_it_runs_and_no_model_of_energies_gains_less_than_none(tmp_path: Path) -
     assert figures["factored_gain digits"] == max(row["factored_gain"] for row in updates)
 
 
-def test_a_gain_is_the_one_of_reverse_water_filling() -> None:
+def test_a_gain_is_the_one_of_square_root_allocation() -> None:
     """Half of the values are three times as large: mean(e) / mean(sqrt(e))^2 = 5 / 4."""
     rows = np.array([[1.0, 3.0, -1.0, -3.0]])
     assert gain_of(rows, rows[0] ** 2) == pytest.approx(5 / 4)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ class Lasting:
     """A browser that several modules of tests use, one after the other.
 
     While Playwright drives it, its event loop is said to run in this thread. Other tests run loops of their own, so it
-    is said so only as long as the browser is in use.
+    is said so only as long as the browser is in use. One that has crashed is started again for the next module.
     """
 
+    launch: Callable[[], Browser]
     browser: Browser
     loop: asyncio.AbstractEventLoop
 
@@ -46,6 +48,8 @@ class Lasting:
     def in_use(self) -> Iterator[Browser]:
         asyncio._set_running_loop(self.loop)
         try:
+            if not self.browser.is_connected():
+                self.browser = self.launch()
             yield self.browser
         finally:
             asyncio._set_running_loop(None)
@@ -60,7 +64,8 @@ def lasting_browser() -> Iterator[Lasting]:
     with ExitStack() as stack:
         playwright = stack.enter_context(sync_playwright())
         flags = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
-        made = Lasting(playwright.chromium.launch(executable_path=found, args=flags), asyncio.get_running_loop())
+        launch = partial(playwright.chromium.launch, executable_path=found, args=flags)
+        made = Lasting(launch, launch(), asyncio.get_running_loop())
         asyncio._set_running_loop(None)
         yield made
         asyncio._set_running_loop(made.loop)

@@ -1,7 +1,7 @@
-"""Run a client as a service: handlers and output around client/loop.py.
+"""Run a client as a service: build the handlers, and run client/loop.py until it ends.
 
-`serve` is the entry point. One thread keeps a pull open, another one trains and pushes, until the service is told to
-stop.
+`serve` is the entry point. One thread keeps a pull open and answers phases of secure rounds, another one trains and
+pushes, until the service is told to stop.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def serve(
     """Work on assignments until `ending` is set, and return the exit code.
 
     While the aggregator does not respond, the client tries again and prints that once a minute. With `once` it returns
-    4 instead, and returns 0 after a run. A client that the aggregator refuses returns 5.
+    4 instead after a while, and 0 after a run. A client that the aggregator refuses returns 5.
 
     The worker of the `reloader` executes the tasks in a process of its own; without one they run in this process.
     """
@@ -88,7 +88,7 @@ def serve(
 
     carries = tuple(sorted(secure.carries)) if secure is not None else ()
     facts = DeviceFacts(device.client.name, said, device.has, admission.plans.digests, carries)
-    with _always_said(say) as tell:
+    with _without_repeats(say) as tell:
         loop = Loop(link, handlers, facts, Retrier(ending, tell, give_up=once), reloader)
         if worker is not None:
             worker.stopping = ending.is_set
@@ -156,7 +156,7 @@ def reloads() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def _always_said(say: Say) -> Iterator[Say]:
+def _without_repeats(say: Say) -> Iterator[Say]:
     """Yield a thread-safe `say` that skips a line equal to the last one."""
     lock, last = threading.Lock(), [""]
 

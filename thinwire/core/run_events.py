@@ -2,9 +2,9 @@
 
 About a run as a whole: a device makes the first model, more rounds, a deletion, a full disk.
 
-Of protected rounds: phases and sums of secure rounds, and what privacy is spent. Of a device they tell that it was
-there, in which phase it dropped out, how many bytes its messages had, and when. Nothing else of a single device is in
-the journal of a secure or private run.
+About protected rounds: phases and sums of secure rounds, and what privacy is spent. They name a device, the phase in
+which it dropped out, the bytes of its messages, and times. What else the journal of a protected run tells about a
+single device is listed in docs/explain/private-outputs.md.
 
 A round of a secure run has five phases: `advertise`, `share`, `masked`, `agree` and `unmask`. Each is closed once, by
 a `PhaseClosed`, and a round that succeeds has one `SumUnmasked` behind the last.

@@ -13,7 +13,7 @@ The same request again gets the same bytes; only `mask` works once, because the 
 outbox. Answers and secrets are in memory together, so a new process has neither and sends no second answer. A withdrawn
 participant has erased its secrets, and raises `Withdraw` for every call.
 
-Invariant: of each peer at most one of the two shares leaves, and no share of the client's own root ever does.
+Invariant: a client discloses at most one of the two shares of each peer, and never a share of its own root in clear.
 
 Bonawitz et al. 2017 (figure 4); the checks are listed in docs/explain/secure-aggregation.md.
 """

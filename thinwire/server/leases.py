@@ -1,8 +1,8 @@
 """Decides which of several active runs may select a device.
 
-A device is leased to the run whose ledger has an assignment of it that is not overdue. A lease begins with the event
-that selects the device, and ends with its reply, failure, cancellation or deadline; also with a reply that waits for
-the run's next round. A secure round keeps its clients until it closes: `agree` and `unmask` follow the masked update,
+A device is leased to the run whose ledger has an assignment of it without a reply that is not overdue. A lease begins
+with the event that selects the device, and ends with its reply, failure, cancellation or deadline. A secure round keeps
+its clients after their reply, until it closes or its deadline passes: `agree` and `unmask` follow the masked update,
 and on a slow link another run's model would delay these messages. There is no table of leases: after a restart they
 follow from the ledgers, which are rebuilt from the journals, and from the replies, which devices send again.
 
@@ -54,7 +54,7 @@ class RunShare:
         self.ledger.device_s = max(self.ledger.device_s, used_s * self.priority)
 
     def has(self, device: str) -> bool:
-        """Return True if the device works for this run: its assignment has no reply and is not overdue."""
+        """Return True if the device works for this run: an assignment of it is open, or its secure round is."""
         if not self.leases:
             return False
         kept = self.ledger.accepted(device) if self.until_closed else None

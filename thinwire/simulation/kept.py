@@ -158,7 +158,7 @@ class CachedRunFolder(RunFolder):
     With `is_new`, the disk has nothing of this client, and `load` does not look there. A thousand folders or files take
     longer to make and to remove than a round.
 
-    Invariant: `load` after `put_down` returns the state that was committed last.
+    Invariant: after `put_down` the next folder object without `is_new` loads the state that was committed last.
     """
 
     def __init__(self, own: Path, run: str, is_new: bool = False) -> None:

@@ -1,6 +1,7 @@
-"""The spool: payloads of replies on disk from their arrival until they are aggregated.
+"""The spool: replies on disk from their arrival until the aggregator acknowledges them.
 
-Payloads are plain files. Invariant: a reply is durable before it is visible.
+An aggregated reply is acknowledged once its round is recorded. Replies are plain files. Invariant: a reply is durable
+before it is visible.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class FileSpool:
     """Implements the spool `core.fleet.Spool` in a folder. Any thread may call it.
 
     One file holds a reply, `RUN/DEVICE-SEQUENCE.reply`: its parts, the header, and the length of the header. With two
-    files a commit would sync three times instead of twice. Invariant: a file of this name is whole. Drafts are left
-    over from a crash and removed at the next start. Interrupted uploads stay: they are resumed.
+    files a commit would sync three times instead of twice. Invariant: a file of this name is whole. The next
+    start removes drafts that a crash left over. Interrupted uploads stay: they are resumed.
 
     An unreadable reply is set aside, and a warning is logged: one damaged file does not stop the aggregator. Without
     `durable` the spool serves this process alone: nothing is synced, and headers stay in memory.

@@ -55,7 +55,7 @@ def test_the_largest_numbers_end_no_run_and_break_no_page(tmp_path: Path, which:
     run = bench.drive().run_id
     assert bench.store.run(run).status == "done"
     page = Reader(bench.store)
-    shown = [page.run(run), page.round(run, 1), *page.runs(), *page.rounds(run), *page.updates(run, None)[0]]
+    shown = [page.run(run), page.round(run, 1), *page.runs(), *page.rounds(run)[0], *page.updates(run, None)[0]]
     assert json.dumps([one.model_dump(mode="json") for one in shown], allow_nan=False)
 
 

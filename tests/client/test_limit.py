@@ -102,7 +102,7 @@ def test_work_under_way_ends_with_the_hours(tmp_path: Path) -> None:
 
 
 def test_with_partial_work_what_was_done_by_then_is_sent(tmp_path: Path) -> None:
-    device = Device(tmp_path, Policy(max_assignment_minutes=0.005), text="partial = true")
+    device = Device(tmp_path, Policy(max_assignment_minutes=0.05), text="partial = true")  # 3 s, also on a busy machine
     header = device.assign(1, work=Work(10**12, 8))
     assert isinstance(header, ReplyHeader)
     assert 0 < header.steps < 10**12 == header.planned

@@ -49,7 +49,8 @@ def test_the_list_of_runs_moves_too(store: Store, served: Shown, look: Open):
     page = look(served.url)
     expect(page.get_by_role("heading", name="Nothing yet")).to_be_visible()
     expect(page.locator(".nothing")).to_contain_text("thinwire run plan.toml")
-    expect(page.locator(".nothing")).to_contain_text("thinwire client start --aggregator URL --task NAME=MODULE")
+    typed = "thinwire client start --aggregator URL --task NAME=MODULE --name client-1"
+    expect(page.locator(".nothing")).to_contain_text(typed)
     assert axe(page) == []
     run = new_run(store)
     expect(page.locator(".run")).to_contain_text("Queued")

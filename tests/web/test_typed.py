@@ -10,10 +10,13 @@ from typing import Any
 import click
 import pytest
 import typer.main
+from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
+from tests.support.browsing import Open
 from tests.support.filled_store import new_run
 from tests.support.reasons import noted
+from tests.support.serving import showing
 from thinwire.cli.main import program
 from thinwire.core.events import RunNoted
 from thinwire.core.formatting import COMMANDS, with_home
@@ -70,3 +73,14 @@ def test_what_a_run_says_and_what_the_store_refuses_can_be_typed(
     assert found["sentence"].endswith(f"{stop}.")
     assert found["notes"] == [f"look: thinwire runs show {option} latest"]
     assert option not in store.run(run.run_id).status_text, "it stays as it was recorded"
+
+
+def test_the_line_that_starts_a_client_on_this_machine_has_a_name_and_the_state_directory(
+    store: Store, look: Open, tmp_path: Path
+):
+    lock = tmp_path / "state of mine" / "aggregator" / "lock"
+    with showing(store.url, lock) as served:
+        page = look(served.url)
+        option = shlex.quote(str(lock.parent.parent))
+        line = f"thinwire client start --aggregator URL --task NAME=MODULE --name client-1 --home {option}"
+        expect(page.locator(".nothing")).to_contain_text(line)

@@ -1,5 +1,5 @@
 // What is said of a device in every table, and the lines that add one.
-import { html, link } from "./dom.js";
+import { home, html, link } from "./dom.js";
 import { ago, bytes, count, plural, seconds, speed, when } from "./format.js";
 import { Short } from "./fingerprint.js";
 import { serverNow, useNow } from "./live.js";
@@ -7,9 +7,10 @@ import { Because, Icon, Outcome, Table } from "./parts.js";
 
 const SKEWED_S = 60; // from here on a person should set the device's clock
 
+/** What starts a client; without TLS it is on this machine, where others may have its host name and another home. */
 export const joinCommand = (service, task = "NAME") => (service?.tls
   ? `thinwire client join ${address(service)} - && thinwire client start --task ${task}=MODULE`
-  : `thinwire client start --aggregator ${address(service)} --task ${task}=MODULE`);
+  : `thinwire client start --aggregator ${address(service)} --task ${task}=MODULE --name client-1${home}`);
 
 export const address = (service) => {
   if (service?.urls?.length) return service.urls[0];

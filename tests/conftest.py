@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -27,10 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
     hook = config.pluginmanager.rewrite_hook
     getattr(hook, "_must_rewrite", set()).discard("thinwire")  # private: what is marked can be marked no less
     hook.mark_rewrite("thinwire.conformance")
-    # While one test has stopped processes, the end of another one's may make the kernel hang up the whole group of
-    # processes (setpgid(2) on orphaned groups): browsers of all workers closed then.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     worker = getattr(config, "workerinput", None)  # of pytest-xdist
+    if worker is not None:
+        # While one test has stopped processes, the end of another one's can make the kernel hang up the whole group of
+        # processes (setpgid(2), orphaned groups). With a group for each worker that is one test's own affair.
+        os.setpgid(0, 0)
     if worker is not None and [config.rootpath / one for one in config.args] == [ROOT]:
         config.args = _begin_elsewhere(int(worker["workerid"].removeprefix("gw")), int(worker["workercount"]))
 

@@ -64,7 +64,7 @@ def lasting_browser() -> Iterator[Lasting]:
     with ExitStack() as stack:
         playwright = stack.enter_context(sync_playwright())
         flags = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
-        launch = partial(playwright.chromium.launch, executable_path=found, args=flags, handle_sighup=False)
+        launch = partial(playwright.chromium.launch, executable_path=found, args=flags)
         made = Lasting(launch, launch(), asyncio.get_running_loop())
         asyncio._set_running_loop(None)
         yield made

@@ -1,6 +1,6 @@
 """Decides which of several active runs may select a device.
 
-A device is leased to the run whose ledger has an assignment of it without a reply that is not overdue. A lease begins
+A device is leased to the run whose ledger has an assignment of it that has no reply and is not overdue. A lease begins
 with the event that selects the device, and ends with its reply, failure, cancellation or deadline. A secure round keeps
 its clients after their reply, until it closes or its deadline passes: `agree` and `unmask` follow the masked update,
 and on a slow link another run's model would delay these messages. There is no table of leases: after a restart they

@@ -22,7 +22,9 @@ WAYS_DOWN = (
 
 @dataclass(frozen=True)
 class Seeds:
-    """How many of each kind. `early`: of A, for all candidates; `rounds` and `rates`: of the tuning ones."""
+    """How many of each kind. `early`: of A, for all candidates; `rounds` and `rates`: of the tuning ones; `cohorts`: of
+    the sweep with a hundred clients, where a round has up to sixteen times as many.
+    """
 
     rounds: int
     rates: int
@@ -30,6 +32,7 @@ class Seeds:
     a: int
     b: int
     sweep: int
+    cohorts: int = 0
 
     def tuning(self, count: int) -> range:
         return range(TUNING, TUNING + count)
@@ -50,6 +53,10 @@ class Seeds:
     def seeds_sweep(self) -> range:
         """Those of A: a sweep describes, it decides nothing."""
         return range(FIRST_A, FIRST_A + self.sweep)
+
+    @property
+    def seeds_cohorts(self) -> range:
+        return range(FIRST_A, FIRST_A + self.cohorts)
 
 
 @dataclass(frozen=True)
@@ -90,14 +97,14 @@ FULL = {
         Work("digits", ALPHA, steps=50, batch=32),
         (0.2, 0.4, 0.8, 1.6),
         CANDIDATES,
-        Seeds(rounds=6, rates=3, early=6, a=24, b=30, sweep=5),
+        Seeds(rounds=6, rates=3, early=6, a=24, b=30, sweep=3, cohorts=1),
     ),
     # At first 0.1 to 0.8, of which tuning seeds lost everything at 0.4 and 0.8 and did best at 0.1, the grid's edge.
     "cnn": Model(
         Work("cnn", ALPHA, steps=20, batch=32),
         (0.025, 0.05, 0.1, 0.2),
         CANDIDATES,
-        Seeds(rounds=4, rates=2, early=4, a=16, b=30, sweep=3),
+        Seeds(rounds=4, rates=2, early=4, a=16, b=30, sweep=2, cohorts=1),
     ),
     # Chosen by fp32 alone before any seed A or B, batch and rate with all data in one place: 20 steps of 4 windows
     # take a third of the time that 10 of 16 took with a GRU of this size. Measured every 5 rounds: rounds.py compares

@@ -20,8 +20,8 @@ def rounds_planned(model: Model, rounds: int) -> int:
     on_b = (2 + len(BASELINES)) * seeds.b * rounds
     down = len(model.ways_down) * seeds.a * rounds
     weight = len(SPLITS) + sum(share / PARTICIPATION for share in PARTICIPATIONS)
-    weight += sum(cohort / (CLIENTS * PARTICIPATION) for cohort in COHORTS)
-    sweeps = round((1 + FINALISTS) * seeds.sweep * rounds * weight) if model.factors else 0
+    cohorts = sum(cohort / (CLIENTS * PARTICIPATION) for cohort in COHORTS)
+    sweeps = round((1 + FINALISTS) * rounds * (seeds.sweep * weight + seeds.cohorts * cohorts)) if model.factors else 0
     return looks + tuning + on_a + on_b + down + sweeps
 
 

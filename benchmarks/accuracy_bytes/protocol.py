@@ -124,9 +124,12 @@ class Protocol:
         centre = [Trial(self.model.work, chain, rates[chain], rounds) for chain in chains]
         other = [replace(trial, split=split) for split in SPLITS for trial in centre]
         other += [replace(trial, participation=share) for share in PARTICIPATIONS for trial in centre]
+        found = self.lab.cells(self.model.work, [*centre, *other], self.model.seeds.seeds_sweep, "one-factor sweeps")
+        if not self.model.seeds.cohorts:
+            return found
         shares = [cohort / OF_CLIENTS for cohort in COHORTS]
-        other += [replace(trial, participation=share, clients=OF_CLIENTS) for share in shares for trial in centre]
-        return self.lab.cells(self.model.work, [*centre, *other], self.model.seeds.seeds_sweep, "one-factor sweeps")
+        wide = [replace(trial, participation=share, clients=OF_CLIENTS) for share in shares for trial in centre]
+        return found | self.lab.cells(self.model.work, wide, self.model.seeds.seeds_cohorts, "cohorts")
 
     def _judged(
         self, chains: Sequence[Chain], rounds: int, rates: Rates, seeds: Sequence[int], about: str

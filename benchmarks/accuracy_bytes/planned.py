@@ -18,7 +18,7 @@ def rounds_planned(model: Model, rounds: int) -> int:
     tuning = len(model.rates) * seeds.rates * (chains + len(BASELINES)) * max(1, round(rounds * model.tuned_after))
     on_a = (1 + chains) * seeds.early * rounds + (1 + len(BASELINES) + STAY) * seeds.a * rounds
     on_b = (2 + len(BASELINES)) * seeds.b * rounds
-    down = len(model.ways_down) * seeds.a * rounds
+    down = len(model.ways_down) * seeds.early * rounds
     weight = len(SPLITS) + sum(share / PARTICIPATION for share in PARTICIPATIONS)
     cohorts = sum(cohort / (CLIENTS * PARTICIPATION) for cohort in COHORTS)
     sweeps = round((1 + FINALISTS) * rounds * (seeds.sweep * weight + seeds.cohorts * cohorts)) if model.factors else 0

@@ -108,13 +108,13 @@ class Protocol:
         return self.lab.cells(self.model.work, trials, self.model.seeds.seeds_b, "seeds B")
 
     def round_trip(self, rounds: int, rates: Rates, selected: Chain) -> Found:
-        """The selected chain with each downlink, on seeds A, at its own rate; nothing where plans refuse one."""
+        """The selected chain with each downlink, on the first seeds A, at its own rate; nothing where plans refuse one."""
         ways = [replace(selected, down=down) for down in self.model.ways_down]
         trials = [Trial(self.model.work, chain, rates[selected], rounds) for chain in ways]
         allowed = [trial for trial in trials if not trial.plan(0).check(codecs)]
         if not allowed:
             return {}
-        return self.lab.cells(self.model.work, allowed, self.model.seeds.seeds_a, "ways down")
+        return self.lab.cells(self.model.work, allowed, self.model.seeds.seeds_early, "ways down")
 
     def factors(self, rounds: int, rates: Rates, finalists: Sequence[Chain]) -> Found:
         """The finalists and fp32 where one thing differs from the centre."""

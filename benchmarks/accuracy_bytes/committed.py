@@ -52,6 +52,6 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         on_b: dict[str, Any] = next((one for one in part["b"] if one["chain"] == conclusion["chain"]), {})
         told: dict[str, Any] = {key: on_b[key] for key in TOLD if key in on_b}
         made = {key: part[key] for key in ("command", "commit", "at")}
-        rounds, rules = part["rounds"]["rounds"], {"protocol": PROTOCOL, "changed": CHANGED[name]}
+        rounds, rules = part["rounds"]["rounds"], {"protocol": PROTOCOL[name], "changed": CHANGED[name]}
         found.append({"model": name, "rounds": rounds, **conclusion, **told, **made, **rules})
     return found

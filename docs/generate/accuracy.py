@@ -57,6 +57,7 @@ def _differing() -> str:
         seeds, part = model.seeds, finished(document, name)
         counts = (seeds.rounds, seeds.rates, seeds.early, seeds.a, seeds.b)
         sweeps = f"{seeds.sweep} seeds" if model.factors else "none"
+        sweeps += f", {seeds.cohorts} of cohorts" if model.factors and seeds.cohorts else ""
         candidates = len(part["first_of_a"] if part else model.candidates)
         more = candidates, f"{100 * model.tuned_after:.0f} %", sweeps, len(model.ways_down)
         lines.append((name, f"`{model.work.split}`", *map(str, (*counts, *more))))
@@ -179,8 +180,13 @@ def _factors(part: Part) -> str:
         where = one["split"], f"{round(clients * one['participation'])} of {clients}", code(one["chain"])
         rows.append((*where, f"{one['fp32']:.2f}", *_bounded(one["difference"]), f"{one['ratio']:.1f}"))
     header = ("split", "clients of a round", "chain", "fp32, %", "to fp32, points", "bound", "ratio")
-    said = f"One thing changed at a time ({part['seeds']['sweep']} seeds, the rates of the centre):"
+    said = f"{_seeds_of_sweeps(part['seeds'])}, the rates of the centre):"
     return f"{said}\n\n{table(header, rows)}\n"
+
+
+def _seeds_of_sweeps(seeds: Part) -> str:
+    wide = f", {seeds['cohorts']} with 100 clients" if seeds.get("cohorts") else ""
+    return f"One thing changed at a time ({seeds['sweep']} seeds{wide}"
 
 
 def _round_trip(part: Part) -> str:
@@ -189,5 +195,5 @@ def _round_trip(part: Part) -> str:
         return f"Round trip: not measured ({trip['why']}).\n"
     rows = [(code(one["down"], down=True), *_bounded(one["difference"]), f"{one['ratio']:.1f}") for one in trip["rows"]]
     best = f"`{trip['best']['down']}` with {trip['best']['ratio']:.1f}" if trip["best"] else trip["why"]
-    said = f"Both ways, {code(chosen)} up, against fp32 both ways, on seeds A. The best that costs nothing: {best}."
+    said = f"Both ways, {code(chosen)} up, against fp32 both ways, on {trip['rows'][0]['difference']['seeds']} seeds A. The best that costs nothing: {best}."
     return f"{said}\n\n{table(('down', 'to fp32, points', 'bound', 'round-trip ratio'), rows)}\n"

@@ -21,7 +21,7 @@ def which_codec() -> str:
             shown.append(f"**{name}**: not measured yet ({reasons(document)[key(name)]}).")
             continue
         about = f"**{name}**, {count(part['params'])} parameters, {part['rounds']['rounds']} rounds. {_decided(part)}"
-        rules = f"Its rules are the {PROTOCOL}: {CHANGED[name]}."
+        rules = f"Its rules are those of the {PROTOCOL[name]} protocol: {CHANGED[name]}."
         told = " ".join(filter(None, (default_here(part), default_elsewhere(part), slower(part))))
         shown += [about, _on_a_link(part), *(paragraph(one) for one in (told, rules) if one)]
     return "\n\n".join(shown)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.accuracy_bytes import archive, committed
 from benchmarks.accuracy_bytes.__main__ import told
 from benchmarks.accuracy_bytes.bound import paired
-from benchmarks.accuracy_bytes.changed import CHANGED, FIRST, FIRST_BOUND
+from benchmarks.accuracy_bytes.changed import CHANGED, FIRST, FIRST_BOUND, PROTOCOL
 from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.links import to_target
 from benchmarks.accuracy_bytes.models import FULL
@@ -126,13 +126,13 @@ def test_the_committed_figures_are_printed_with_what_made_them():
     assert {row["model"] for row in made["rows"]} == set(FULL)
     for row in made["rows"]:
         assert row["figure"] == pytest.approx(made["figures"][f"best_ratio_within_half_point_{row['model']}"], rel=1e-3)
-        assert (row["protocol"], row["changed"]) == ("second", CHANGED[row["model"]])
+        assert (row["protocol"], row["changed"]) == (PROTOCOL[row["model"]], CHANGED[row["model"]])
         assert len(row["commit"]) >= 40
         assert row["command"].startswith("python -m benchmarks.accuracy_bytes --preset full")
 
 
 def test_the_first_result_is_what_the_committed_runs_say():
-    cells = [archive.restored(line) for line in (archive.KEPT / "digits.jsonl").read_text().splitlines()]
+    cells = [archive.restored(line) for line in (archive.KEPT / "second" / "digits.jsonl").read_text().splitlines()]
     last = {
         (cell.made.plan["uplink"]["codec"], cell.made.plan["run"]["seed"]): 100 * cell.metrics["accuracy"]
         for cell in cells
@@ -145,7 +145,7 @@ def test_the_first_result_is_what_the_committed_runs_say():
 @pytest.mark.parametrize(("model", "codec"), [("digits", "eden(0.3)"), ("cnn", "eden(0.08)")])
 def test_what_the_docs_say_of_fewer_bits_is_what_the_committed_runs_say(model, codec):
     seeds = set(FULL[model].seeds.seeds_b)
-    lines = (archive.KEPT / "third" / f"{model}.jsonl").read_text().splitlines()
+    lines = (archive.KEPT / f"{model}.jsonl").read_text().splitlines()
     cells = [cell for cell in map(archive.restored, lines) if cell.made.plan["run"]["seed"] in seeds]
     of = {name: [cell for cell in cells if cell.made.plan["uplink"]["codec"] == name] for name in ("identity", codec)}
     fp32, chain = (sorted(found, key=lambda cell: cell.made.plan["run"]["seed"]) for found in of.values())

@@ -51,6 +51,6 @@ def test_the_plans_are_valid_and_differ_in_what_the_arm_says(task: str, arm: str
 
 @pytest.mark.parametrize("task", RATES)
 def test_rates_and_rounds_of_the_full_preset_are_those_of_the_committed_fp32_cells(task: str) -> None:
-    decided = json.loads((ROOT / "docs/evidence/cells" / f"{task}.json").read_text())["decisions"]
+    decided = json.loads((ROOT / "docs/evidence/cells/second" / f"{task}.json").read_text())["decisions"]
     assert RATES[task] == decided["rates"]["decided"]["identity"]
     assert PRESETS["full"].rounds[task] == decided["rounds"]["decided"]["rounds"]

@@ -79,7 +79,7 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     found = json.loads(done.stdout)
     assert found.keys() >= KEYS
     assert (found["clients"], found["rounds"], len(found["closed_reasons"])) == (3, 4, 4)
-    assert found["uplink_ratio"] > 100
+    assert found["uplink_ratio"] > 85
     assert not found["dashboard_url"].endswith(":8080"), "the default ports stay for an aggregator of the user's own"
     assert (
         found["payload_up_bytes"] < found["wire_up_bytes"]

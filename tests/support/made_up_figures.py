@@ -19,7 +19,7 @@ MODEL = Model(
     Work("digits", "dirichlet(0.3)", steps=50, batch=32),
     (0.1, 0.2),
     (BOLD, MILD, FALLBACK),
-    Seeds(rounds=2, rates=2, early=3, a=6, b=8, sweep=2),
+    Seeds(rounds=2, rates=2, early=3, a=6, b=8, sweep=2, cohorts=1),
     beside=(BESIDE,),
 )
 

@@ -36,7 +36,7 @@ from thinwire.server.aggregator import Model
 from thinwire.server.leases import DeviceLeases, RunShare
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
-from thinwire.server.policy.cohort import short_of, wait_reason
+from thinwire.server.policy.cohort import device_shortage, wait_reason
 from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
 from thinwire.server.state import snapshot
 from thinwire.server.state.assignment_ledger import AssignmentRecord
@@ -143,7 +143,7 @@ class RunContext:
             self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
         share = RunShare(
             self.run_id, self.plan.run.priority, self.run_state.ledger, lambda: self.elapsed, lambda: self.deferred,
-            leases=self.mode.shares_devices, until_closed=self.plan.secure.enabled,
+            leases=self.mode.shares_devices, holds_until_close=self.plan.secure.enabled,
         )  # fmt: skip
         self.leases.join(share, begins)
 
@@ -367,11 +367,11 @@ class RunContext:
             return absent
         if refusal := self.leases.begin(self.run_id):
             return refusal
-        taken = self.leases.taken(self.run_id, [device for device in devices if device not in unable])
-        short = short_of(self.plan, devices, unable, taken) if taken else ""
-        self.leases.want(self.run_id, set(devices) - unable.keys() if short else ())
-        if short:
-            return f"waiting for devices that {' and '.join(self.leases.holders(self.run_id))} use: {short}"
+        leased = self.leases.reasons(self.run_id, [device for device in devices if device not in unable])
+        shortage = device_shortage(self.plan, devices, unable, leased) if leased else ""
+        self.leases.want(self.run_id, set(devices) - unable.keys() if shortage else ())
+        if shortage:
+            return f"waiting for devices that {' and '.join(self.leases.competing_runs(self.run_id))} use: {shortage}"
         return None
 
     def is_free(self, device: str) -> bool:
@@ -382,7 +382,7 @@ class RunContext:
     def unable(self) -> dict[str, str]:
         """Return device -> reason for the connected devices that no round of this run may select now."""
         found = self.eligibility.reasons()
-        return found | self.leases.taken(self.run_id, [one for one in self.presence.hellos if one not in found])
+        return found | self.leases.reasons(self.run_id, [one for one in self.presence.hellos if one not in found])
 
     def _excluded(self, device: str) -> str:
         barred = self.run_state.barred.reason(device, self.elapsed, self.presence.said)

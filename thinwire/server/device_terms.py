@@ -239,7 +239,7 @@ class Replacements:
         idle = (device for device in able if device not in sampled and running.is_free(device))
         for device in replacement_candidates(idle, *terms, running.plan.run.seed, opened.round):
             yield self._replacement(device)
-        running.leases.want(running.run_id, running.leases.taken(running.run_id, able))
+        running.leases.want(running.run_id, running.leases.reasons(running.run_id, able))
 
     def _replacement(self, device: str) -> Replacement:
         """Return the device as a candidate, with its `assignment_id` in this round."""

@@ -189,7 +189,7 @@ class Dispatcher:
         shortest = min([*waits, wait_s])
         self.receive(max(shortest, SHORTEST_S) if shortest > 0 else 0.0)
         now = self.clock.now()
-        for run_id in self.leases.in_turn([one.run_id for one in self.drivers.values() if one.is_due(now)]):
+        for run_id in self.leases.least_used_first([one.run_id for one in self.drivers.values() if one.is_due(now)]):
             if not self._is_paused:
                 self._turn(self.drivers[run_id])
         self._end()
@@ -210,7 +210,7 @@ class Dispatcher:
 
         They wait until no driver has anything else to do, but not for long: sums of large updates may never pause.
         """
-        self.leases.level()
+        self.leases.level_waiting_runs()
         for run_id in self.leases.waiting():
             self.leases.deciding = run_id
             if not self._is_paused:

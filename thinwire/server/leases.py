@@ -40,30 +40,32 @@ class RunShare:
     replied: Callable[[], Container[str]] = tuple  # assignments whose replies wait for the next round
     wants: frozenset[str] = frozenset()
     leases: bool = True  # False: with Poisson sampling
-    until_closed: bool = False  # True: with secure aggregation, whose rounds need a client after its reply, too
+    holds_until_close: bool = False  # True with secure aggregation: a round needs its clients after their replies too
     is_going: bool = False  # one of the `max_runs` whose rounds go on
-    is_short: bool = False  # it waits for offline devices
+    waits_for_offline: bool = False  # the run waits for devices that are offline
 
     @property
     def used_s(self) -> float:
         """Return the device-seconds that the run has used, divided by its priority."""
         return self.ledger.device_s / self.priority
 
-    def raise_to(self, used_s: float) -> None:
-        """Count the run as if it had used so much at least."""
+    def raise_used_to(self, used_s: float) -> None:
+        """Raise the device-seconds of the run to `used_s` times its priority, if it has used less."""
         self.ledger.device_s = max(self.ledger.device_s, used_s * self.priority)
 
-    def has(self, device: str) -> bool:
-        """Return True if the device works for this run: an assignment of it is open, or its secure round is."""
+    def uses(self, device: str) -> bool:
+        """Return True if the device works for this run, on an assignment or in a secure round that has not closed."""
         if not self.leases:
             return False
-        kept = self.ledger.accepted(device) if self.until_closed else None
-        return any(map(self.is_open, self.ledger.outstanding(device))) or (kept is not None and self.is_open(kept))
+        accepted = self.ledger.accepted(device) if self.holds_until_close else None
+        if accepted is not None and self.is_open(accepted):
+            return True
+        return any(map(self.is_open, self.ledger.outstanding(device)))
 
-    def leased(self) -> Iterator[AssignmentRecord]:
-        """Yield the assignments for which the run has devices now."""
-        kept = self.ledger.all_accepted() if self.until_closed else ()
-        yield from (one for one in (*self.ledger.oldest(), *kept) if self.leases and self.is_open(one))
+    def leased_assignments(self) -> Iterator[AssignmentRecord]:
+        """Yield the assignments on which devices work for the run now."""
+        accepted = self.ledger.all_accepted() if self.holds_until_close else ()
+        yield from (one for one in (*self.ledger.oldest(), *accepted) if self.leases and self.is_open(one))
 
     def is_open(self, assigned: AssignmentRecord) -> bool:
         """Return True if an assignment has no reply that waits for the next round, and is not overdue."""
@@ -102,34 +104,36 @@ class DeviceLeases:
         was resumed after a restart, and has used what its ledger says.
         """
         if begins:
-            mine.raise_to(min((one.used_s for one in self._runs.values() if one.leases), default=0.0))
+            mine.raise_used_to(min((one.used_s for one in self._runs.values() if one.leases), default=0.0))
         self._runs[mine.run_id] = mine
 
     def leave(self, run_id: str) -> None:
         """Remove a run that is over, paused or left to the next start."""
         self._runs.pop(run_id, None)
 
-    def level(self) -> None:
-        """Raise the runs that wait for offline devices to the one that has used least of the others."""
-        least = min((one.used_s for one in self._runs.values() if one.leases and not one.is_short), default=0.0)
+    def level_waiting_runs(self) -> None:
+        """Raise the use of each run that waits for offline devices to the least use of the other runs."""
+        least = min(
+            (one.used_s for one in self._runs.values() if one.leases and not one.waits_for_offline), default=0.0
+        )
         for one in self._runs.values():
-            if one.is_short:
-                one.raise_to(least)
+            if one.waits_for_offline:
+                one.raise_used_to(least)
 
     def reason(self, run_id: str, device: str) -> str:
         """Return why other runs keep this device from the run, as a phrase about the device; "" if they do not."""
         if len(self._runs) < 2 or (mine := self._sharing(run_id)) is None:
             return ""
         others = [one for one in self._runs.values() if one is not mine]
-        if holder := next((one for one in others if one.has(device)), None):
+        if holder := next((one for one in others if one.uses(device)), None):
             return f"works for {holder.run_id}"
         for one in others:
             if device in one.wants and one.used_s < mine.used_s:
                 return f"is kept for {one.run_id}, which has used less time of devices"
         return ""
 
-    def taken(self, run_id: str, devices: Iterable[str]) -> dict[str, str]:
-        """Return device -> reason for those of these devices that other runs keep from the run."""
+    def reasons(self, run_id: str, devices: Iterable[str]) -> dict[str, str]:
+        """Return the devices, of those given, that other runs keep from this run, each with the reason."""
         if len(self._runs) < 2:
             return {}
         return {device: why for device in devices if (why := self.reason(run_id, device))}
@@ -143,7 +147,7 @@ class DeviceLeases:
         """Count the run among those whose rounds go on; return why it may not, or "" if it may."""
         refusal = self.refusal(run_id)
         if mine := self._runs.get(run_id):
-            mine.is_short, mine.is_going = False, not refusal
+            mine.waits_for_offline, mine.is_going = False, not refusal
             if refusal:
                 self.want(run_id, ())
         return refusal
@@ -166,37 +170,36 @@ class DeviceLeases:
             return f"waiting for {(sampled or going[0]).run_id}: {secret}"
         return ""
 
-    def is_short(self, run_id: str) -> bool:
+    def waits_for_offline(self, run_id: str) -> bool:
         """Return True if the run waits for offline devices."""
-        return run_id in self._runs and self._runs[run_id].is_short
+        return run_id in self._runs and self._runs[run_id].waits_for_offline
 
-    def busy_s(self, run_id: str) -> float:
+    def others_busy_s(self, run_id: str) -> float:
         """Return the seconds after which no device works for another run any more, if all reply in time."""
         others = [one for one in self._runs.values() if one.run_id != run_id]
-        return max((assigned.due_s - one.elapsed() for one in others for assigned in one.leased()), default=0.0)
+        left_s = (assigned.due_s - one.elapsed() for one in others for assigned in one.leased_assignments())
+        return max(left_s, default=0.0)
 
-    def free(self) -> int:
-        """Return how many further runs may start: those that are paused or wait for offline devices do not count."""
-        return max(0, self.max_runs - sum(not one.is_short for one in self._runs.values()))
+    def startable_runs(self) -> int:
+        """Return how many more runs may start; one that is paused or waits for offline devices does not count."""
+        return max(0, self.max_runs - sum(not one.waits_for_offline for one in self._runs.values()))
 
     def wait_for_offline(self, run_id: str) -> None:
         """Count the run no longer among those whose rounds go on, because devices that it needs are offline."""
         if run_id in self._runs:
-            self._runs[run_id].is_going, self._runs[run_id].is_short = False, True
+            self._runs[run_id].is_going, self._runs[run_id].waits_for_offline = False, True
             self.want(run_id, ())
 
-    def holders(self, run_id: str) -> list[str]:
-        """Return the other runs that have devices or want some, sorted."""
-        others = (one for one in self._runs.values() if one.run_id != run_id)
-        return sorted(
-            one.run_id for one in others if one.leases and (one.ledger.busy or one.wants or any(one.leased()))
-        )
+    def competing_runs(self, run_id: str) -> list[str]:
+        """Return the names of the other runs that use devices or want some, sorted."""
+        others = [one for one in self._runs.values() if one.run_id != run_id and one.leases]
+        return sorted(one.run_id for one in others if one.ledger.busy or one.wants or any(one.leased_assignments()))
 
     def waiting(self) -> list[str]:
-        """Return the runs that want devices, those first that have used least."""
-        return self.in_turn([one.run_id for one in self._runs.values() if one.wants])
+        """Return the runs that want devices, the one with the least use first."""
+        return self.least_used_first([one.run_id for one in self._runs.values() if one.wants])
 
-    def in_turn(self, run_ids: Iterable[str]) -> list[str]:
-        """Return the runs in the order of what they have used, least first; a run that has not begun is first."""
+    def least_used_first(self, run_ids: Iterable[str]) -> list[str]:
+        """Return the runs sorted by their use, the least first; a run that has not begun has used nothing."""
         used = {run_id: one.used_s for run_id, one in self._runs.items()}
         return sorted(run_ids, key=lambda run_id: (used.get(run_id, 0.0), run_id))

@@ -239,7 +239,7 @@ def _gather(running: RunContext) -> bool:
             return True
         if asked != (asked := frozenset(running.presence.devices)):
             running.mode.require_budget(running)  # devices that connected since may have nothing left to spend
-        if not running.leases.is_short(running.run_id):
+        if not running.leases.waits_for_offline(running.run_id):
             began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
         running.status("waiting", f"{sentence}; {stop_hint(running.run_id)}" if for_ever else sentence)

@@ -150,7 +150,7 @@ def _evaluate_last(running: RunContext) -> None:
     again, and count.
     """
     version = running.run_state.version
-    deadline = evaluation_deadline(running.run_state.slowest) + running.leases.busy_s(running.run_id)
+    deadline = evaluation_deadline(running.run_state.slowest) + running.leases.others_busy_s(running.run_id)
     headers = _measured_before(running)
     answered = {header.update_id.device for header in headers}
     could = {*answered, *running.eligibility.able()}

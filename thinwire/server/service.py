@@ -273,7 +273,7 @@ class Service:
     def _admit(self) -> None:
         """Start the runs of the queue that may go on beside the others; the first that does not fit ends the look."""
         waiting = [row for row in self.store.line() if row.run_id not in self.dispatcher.drivers]
-        for row in waiting[: self.leases.free()]:
+        for row in waiting[: self.leases.startable_runs()]:
             going = [self.store.run(run_id) for run_id in self.dispatcher.drivers]
             if refusal := self.admission.refusal(row, going):
                 self.store.record(row.run_id, queued(row, self.clock.wall(), refusal))

@@ -183,17 +183,17 @@ def fewest_to_begin(plan: RunPlan) -> int:
     return next((count for count in counts if wait_reason(plan, list(map(str, range(count))), {}) is None), 0)
 
 
-def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], taken: Collection[str]) -> str:
-    """Return what a round lacks while other runs keep the devices `taken`, as a phrase; "" if the others are enough.
+def device_shortage(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], leased: Collection[str]) -> str:
+    """Return what a round lacks while other runs have the devices `leased`, as a phrase; "" if it lacks nothing.
 
     A round needs as many free devices as it would need updates if all able devices were free.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1')
-    >>> short_of(plan, ["a", "b", "c"], {}, ["a", "b"])
+    >>> device_shortage(plan, ["a", "b", "c"], {}, ["a", "b"])
     'a round needs 2 free devices'
     """
     able = [device for device in present if device not in unable]
-    target, free = min(plan.cohort.target_updates(len(present)), len(able)), len(able) - len(taken)
+    target, free = min(plan.cohort.target_updates(len(present)), len(able)), len(able) - len(leased)
     needs = updates_needed(plan, plan.cohort.over_selected(target, len(able)))
     needs = target if plan.privacy.mode == "distributed" else needs  # its noise follows from the number of clients
     if free < needs:

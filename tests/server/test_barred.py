@@ -77,9 +77,9 @@ def test_who_was_restarted_is_selected_again(tmp_path: Path, kill: bool) -> None
 def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_can_do() -> None:
     def said(hello: Hello) -> str:
         presence = ConnectedDevices()
-        assert presence.said("c") == ""
-        presence.take(ClientConnected("c", hello))
-        return presence.said("c")
+        assert presence.report_digest("c") == ""
+        presence.apply(ClientConnected("c", hello))
+        return presence.report_digest("c")
 
     turned = replace(
         HELLO, versions=dict(sorted(HELLO.versions.items(), reverse=True)), link={"rtt_s": 2.0}, plans=("d",)
@@ -90,10 +90,10 @@ def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_c
 
 def test_a_digest_follows_what_is_said() -> None:
     presence = ConnectedDevices()
-    presence.take(ClientConnected("c", HELLO))
-    before = presence.said("c")
-    presence.take(ClientConnected("c", replace(HELLO, process="c-1")))
-    assert presence.said("c") != before
+    presence.apply(ClientConnected("c", HELLO))
+    before = presence.report_digest("c")
+    presence.apply(ClientConnected("c", replace(HELLO, process="c-1")))
+    assert presence.report_digest("c") != before
 
 
 def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:

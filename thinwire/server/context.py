@@ -37,7 +37,7 @@ from thinwire.server.leases import DeviceLeases, RunShare
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
 from thinwire.server.policy.cohort import device_shortage, wait_reason
-from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
+from thinwire.server.policy.eligibility import EXCLUDING_FAILURES, ConnectedDevices, Eligibility, mismatch
 from thinwire.server.state import snapshot
 from thinwire.server.state.assignment_ledger import AssignmentRecord
 from thinwire.server.state.run_state import empty_state
@@ -268,7 +268,7 @@ class RunContext:
         # Seconds of the run are a sum of floats: a remainder of 1e-15 s would not move a clock, and never end.
         wait_s = max(wait_s, SHORTEST_S) if wait_s > 0 and not unread else 0.0
         for arrival in [*unread, *self.fleet.poll(wait_s)]:
-            restarted = self.presence.take(arrival)
+            restarted = self.presence.apply(arrival)
             if (again := self.sent.take(arrival, restarted)) is None:
                 found.append(arrival)
             else:
@@ -298,7 +298,7 @@ class RunContext:
             kind, text = "protocol", f"it says that the run is over: {text}"
         if kind == "layout-mismatch" and (hello := self.presence.hellos.get(device)) is not None:
             text = mismatch(self.plan, self.report, hello, self.task_layout) or text
-        said = self.presence.said(device) if kind in BARRING else ""
+        said = self.presence.report_digest(device) if kind in EXCLUDING_FAILURES else ""
         return ClientFailed(self.clock.wall(), number, device, assignment_id, kind, text, self.elapsed, said)
 
     def lose(self, device: str, kind: str, text: str, assignment_id: str) -> None:
@@ -385,8 +385,8 @@ class RunContext:
         return found | self.leases.reasons(self.run_id, [one for one in self.presence.hellos if one not in found])
 
     def _excluded(self, device: str) -> str:
-        barred = self.run_state.barred.reason(device, self.elapsed, self.presence.said)
-        return barred or self.mode.excluded(self, device)
+        why = self.run_state.backoff.reason(device, self.elapsed, self.presence.report_digest)
+        return why or self.mode.excluded(self, device)
 
 
 def _length(envelope: Envelope) -> int:

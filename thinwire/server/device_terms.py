@@ -219,7 +219,7 @@ class Replacements:
     def __init__(self, running: RunContext, opened: RoundOpened, assignments: Mapping[str, str]) -> None:
         self._running, self._opened, self._assignments = running, opened, assignments
         self._sampled = deque(opened.later)  # sampled at the opening: selected first when a slot is free
-        self._pool = AbleDevices(running.eligibility, running.run_state.barred)
+        self._pool = AbleDevices(running.eligibility, running.run_state.backoff)
 
     def in_time(self, left_s: float) -> Iterator[Replacement]:
         """Yield the candidates that can reply within `left_s` seconds, first those that the round sampled at its

@@ -235,7 +235,7 @@ class Dispatcher:
                 self.fleet.ack([one.update_id for one in self._kept.pop(run_id)])
         for arrival in self.fleet.poll(wait_s):
             if isinstance(arrival, ClientConnected | ClientDisconnected):
-                self.presence.take(arrival)
+                self.presence.apply(arrival)
                 for driver in self.drivers.values():
                     driver.fleet.mailbox.append(arrival)
             else:

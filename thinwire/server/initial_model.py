@@ -27,7 +27,7 @@ from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
 from thinwire.server.context import POLL_S, RETURN_S, RunContext
 from thinwire.server.policy.assignment_terms import FIRST_S, MARGIN, NAMED, Deadline
-from thinwire.server.state.initial_model_requests import ENOUGH, patient
+from thinwire.server.state.initial_model_requests import MAX_FAILED_DEVICES, lengthened_deadline
 from thinwire.store.device_profiles import THIN_BYTES_S, update_bytes, work_key
 
 HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"
@@ -38,7 +38,7 @@ def take_first_model(running: RunContext) -> bool:
 
     Raise `TooFewClients` with the reasons of the devices in three cases. The total time in which no device could be
     selected exceeds `[cohort] wait_s`. If that is 0, which waits forever: all connected devices have failed for good,
-    and no disconnected device is waited for. Or ENOUGH devices have failed for good.
+    and no disconnected device is waited for. Or MAX_FAILED_DEVICES devices have failed for good.
     """
     first, waited_s = running.run_state.first, 0.0
     while not running.must_stop():
@@ -66,9 +66,9 @@ def _next(running: RunContext) -> FirstModelAssigned | None:
     """Select a device, record its assignment and return it; None if no device can be selected now."""
     first, unable = running.run_state.first, _unable(running)
     able = [device for device in running.presence.devices if device not in unable]
-    if not able or len(first.for_good(_most(running))) >= ENOUGH:
+    if not able or len(first.failed_permanently(_max_attempts(running))) >= MAX_FAILED_DEVICES:
         return None
-    device = first.next_of(able, running.plan.run.seed)
+    device = first.next_device(able, running.plan.run.seed)
     why = [Reason("seed", {"devices": len(able)})]
     if first.times[device]:
         why.append(Reason("selected-again", {}))
@@ -93,26 +93,26 @@ def _assignment_id(running: RunContext, device: str) -> str:
 def _fail(running: RunContext, assigned: FirstModelAssigned, kind: str, reason: str) -> None:
     """Record that an assignment failed."""
     now, elapsed = running.clock.wall(), running.elapsed
-    said = running.presence.said(assigned.device)
+    said = running.presence.report_digest(assigned.device)
     running.record(FirstModelFailed(now, assigned.device, assigned.assignment_id, kind, reason, elapsed, said))
 
 
-def _most(running: RunContext) -> int:
-    """Return how often a device is selected that disconnects or misses its deadline."""
+def _max_attempts(running: RunContext) -> int:
+    """Return how many requests a device gets that disconnects or misses its deadline each time."""
     return running.plan.cohort.retry_limit + 1
 
 
-def _named(said: Mapping[str, str]) -> str:
-    """Return the reasons of some devices, and the number of those left out, as there may be thousands."""
-    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
-    return "; ".join(f"{device}: {why}" for device, why in itertools.islice(said.items(), NAMED)) + more
+def _reasons_text(reasons: Mapping[str, str]) -> str:
+    """Return the reasons of the first devices, and the number of the other devices."""
+    more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
+    return "; ".join(f"{device}: {why}" for device, why in itertools.islice(reasons.items(), NAMED)) + more
 
 
 def _unable(running: RunContext) -> dict[str, str]:
     """Return device -> reason for the connected devices that are not selected now."""
-    there = running.presence.hellos
-    barred = running.run_state.first.bars(running.elapsed, _most(running), running.presence.said)
-    return running.unable() | {device: why for device, why in barred.items() if device in there}
+    online, first = running.presence.hellos, running.run_state.first
+    excluded = first.excluded(running.elapsed, _max_attempts(running), running.presence.report_digest)
+    return running.unable() | {device: why for device, why in excluded.items() if device in online}
 
 
 def _wait(running: RunContext, waited_s: float) -> float:
@@ -122,21 +122,22 @@ def _wait(running: RunContext, waited_s: float) -> float:
     Raise `TooFewClients` as `take_first_model` describes.
     """
     began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
-    first, most, revoked, says = running.run_state.first, _most(running), running.revoked(), running.presence.said
-    if len(failed := first.for_good(most)) >= ENOUGH:
-        why = f"{counted(len(failed), 'device')} failed for good, the last of them {_named(failed)}"
+    first, most, revoked = running.run_state.first, _max_attempts(running), running.revoked()
+    report_digest = running.presence.report_digest
+    if len(failed := first.failed_permanently(most)) >= MAX_FAILED_DEVICES:
+        why = f"{counted(len(failed), 'device')} failed for good, the last of them {_reasons_text(failed)}"
         raise TooFewClients("no device gave the first model", why=why, hint=HINT)
-    passing = first.may_pass(began, most, says) - revoked
-    said = {device: why for device, why in first.reasons(says).items() if device not in revoked}
-    named = _named(dict(sorted({**said, **failed, **unable}.items())))
-    for_good = bool(unable) and not passing and began >= running.return_by
-    if waited_s > wait_s if wait_s else for_good:
+    passing = first.may_recover(began, most, report_digest) - revoked
+    said = {device: why for device, why in first.reasons(report_digest).items() if device not in revoked}
+    reasons = _reasons_text(dict(sorted({**said, **failed, **unable}.items())))
+    none_can_recover = bool(unable) and not passing and began >= running.return_by
+    if waited_s > wait_s if wait_s else none_can_recover:
         raise TooFewClients(
             "no device gave the first model",
-            why=named or f"nobody was there for {wait_s:g} s",
+            why=reasons or f"nobody was there for {wait_s:g} s",
             hint=HINT,
         )
-    running.status("waiting", f"waiting: no device can give the first model now{f' ({named})' if named else ''}")
+    running.status("waiting", f"waiting: no device can give the first model now{f' ({reasons})' if reasons else ''}")
     running.fleet.ack([header.update_id for header in running.poll(POLL_S) if isinstance(header, ReplyHeader)])
     return running.elapsed - began
 
@@ -147,7 +148,7 @@ def _deadline(running: RunContext, device: str) -> Deadline:
     up_bytes = update_bytes("identity", layout, {}) + FLOAT_BYTES * BufferMean(layout).layout.size
     up = running.device_profiles.device(device, work_key(running.plan, running.layout)).up
     one = first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
-    return patient(one, running.run_state.first.late[device])
+    return lengthened_deadline(one, running.run_state.first.late[device])
 
 
 def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | tuple[str, str] | None:

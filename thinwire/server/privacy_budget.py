@@ -171,7 +171,7 @@ class PrivacyBudget:
 
         if not running.simulated or self.plan.privacy.min_separation == 1:
             return
-        seen = running.presence.seen
+        seen = running.presence.ever_connected
         able = sum(not self.excluded(running, device, release) for device in seen)
         if seen and able < (least := min_updates_of(self.plan.cohort.min_updates, needed)):
             apart = self.plan.privacy.min_separation

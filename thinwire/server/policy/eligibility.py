@@ -31,20 +31,21 @@ DIGITS = 16  # of a digest, in hex: enough to compare reports of one device
 
 @dataclass
 class ConnectedDevices:
-    """Holds the connected devices, and what each one reports about itself. The service keeps it across runs; each run
-    has a copy, to which it applies the arrivals that it has polled.
+    """Holds the connected devices, and what each one reports about itself.
+
+    The service keeps it across runs. Each run has a copy, to which it applies the arrivals that it has polled.
     """
 
     hellos: dict[str, Hello] = field(default_factory=dict)
     joined: int = 0  # how often a device connected
-    _last: dict[str, Hello] = field(default_factory=dict)  # device -> last report, disconnected devices too
-    _said: dict[str, str] = field(default_factory=dict)  # device -> digest of the last report, computed on demand
+    _last_reports: dict[str, Hello] = field(default_factory=dict)  # device -> last report, disconnected devices too
+    _report_digests: dict[str, str] = field(default_factory=dict)  # device -> digest of it, computed on demand
 
     def copy(self) -> ConnectedDevices:
         """Return a copy, which later arrivals leave as it is."""
-        return ConnectedDevices(dict(self.hellos), self.joined, dict(self._last), dict(self._said))
+        return ConnectedDevices(dict(self.hellos), self.joined, dict(self._last_reports), dict(self._report_digests))
 
-    def take(self, arrival: Arrival) -> bool:
+    def apply(self, arrival: Arrival) -> bool:
         """Record an arrival. Return True if a device connects with another report than last time.
 
         Only then may the device answer an assignment differently.
@@ -58,22 +59,22 @@ class ConnectedDevices:
         has = replace(arrival.hello.has, free_bytes=None)
         # The fields that are emptied say nothing about the device's abilities.
         abilities = replace(arrival.hello, link={}, trusted_pins=(), plans=(), has=has)
-        if abilities == self._last.get(arrival.device):
+        if abilities == self._last_reports.get(arrival.device):
             return False
-        self._last[arrival.device] = abilities
-        self._said.pop(arrival.device, None)
+        self._last_reports[arrival.device] = abilities
+        self._report_digests.pop(arrival.device, None)
         return True
 
-    def said(self, device: str) -> str:
+    def report_digest(self, device: str) -> str:
         """Return a digest of a device's last report, as far as it concerns what the device can do; "" before its first
         report.
 
         The digest stays when the device disconnects.
         """
-        if device not in self._said and device in self._last:
-            told = json.dumps(asdict(self._last[device]), sort_keys=True)
-            self._said[device] = hashlib.sha256(told.encode()).hexdigest()[:DIGITS]
-        return self._said.get(device, "")
+        if device not in self._report_digests and device in self._last_reports:
+            report = json.dumps(asdict(self._last_reports[device]), sort_keys=True)
+            self._report_digests[device] = hashlib.sha256(report.encode()).hexdigest()[:DIGITS]
+        return self._report_digests.get(device, "")
 
     @property
     def devices(self) -> Sequence[str]:
@@ -81,9 +82,9 @@ class ConnectedDevices:
         return sorted(self.hellos)
 
     @property
-    def seen(self) -> Sequence[str]:
+    def ever_connected(self) -> Sequence[str]:
         """Return the names of the devices that have been connected since this process began, sorted."""
-        return sorted(self._last)
+        return sorted(self._last_reports)
 
 
 def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | None = None) -> str:
@@ -99,8 +100,12 @@ def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | N
     if own.error:
         return f"has a task {name!r} that does not load: {own.error} (type on it: thinwire task check MODULE)"
     personal = tuple(plan.local.personal_layers)
-    if own.layout_digest and own.layout_digest != wanted.layout_digest and not _shares(own, layout, personal):
-        differs = differing(own, layout, personal) if layout is not None else ""
+    if (
+        own.layout_digest
+        and own.layout_digest != wanted.layout_digest
+        and not _has_shared_tensors(own, layout, personal)
+    ):
+        differs = differing_tensors(own, layout, personal) if layout is not None else ""
         hint = "install the run's task on it, then: thinwire client reload"
         return f"has another model in its task {name!r}{f': {differs}' if differs else ''} ({hint})"
     if plan.run.task_match == "version" and own.version != wanted.version:
@@ -110,12 +115,12 @@ def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | N
     return ""
 
 
-def unmasked(secure: SecureSection, has: Container[str]) -> str:
-    """Return what a plan needs of secure aggregation and a device does not have, as a phrase; "" if it has all.
+def lacking_secure(secure: SecureSection, has: Container[str]) -> str:
+    """Return which part of secure aggregation a plan needs and a device lacks, as a phrase; "" if it lacks none.
 
     `has` are the parts that the device reports (`Hello.secure`).
 
-    >>> unmasked(SecureSection(enabled=True, post_quantum=True), ("secure",))
+    >>> lacking_secure(SecureSection(enabled=True, post_quantum=True), ("secure",))
     'has no ML-KEM for [secure] post_quantum (a later release of the package cryptography has it)'
     """
     if not secure.enabled:
@@ -133,7 +138,7 @@ def unmasked(secure: SecureSection, has: Container[str]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def differing(own: TaskReport, layout: Layout, personal: tuple[str, ...] = ()) -> str:
+def differing_tensors(own: TaskReport, layout: Layout, personal: tuple[str, ...] = ()) -> str:
     """Return the tensors by which a device's model differs from the run's; "" if the device has not reported them.
 
     Tensors that the globs `personal` match stay on the device and are not compared.
@@ -152,7 +157,7 @@ def differing(own: TaskReport, layout: Layout, personal: tuple[str, ...] = ()) -
 
 
 @functools.lru_cache(maxsize=256)
-def _shares(own: TaskReport, layout: Layout | None, personal: tuple[str, ...]) -> bool:
+def _has_shared_tensors(own: TaskReport, layout: Layout | None, personal: tuple[str, ...]) -> bool:
     """Return True if a device's model has the shared tensors of a run with personal layers, whatever those are."""
     if not personal or layout is None or not own.tensors:
         return False
@@ -163,12 +168,12 @@ def _shares(own: TaskReport, layout: Layout | None, personal: tuple[str, ...]) -
         return False
 
 
-PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose decision changes with time
-PASSING_S, DAY_S = 600.0, 90_000.0  # shortest and longest exclusion after one of them declined
-AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
-MISSING = "task-missing"
-BARRING = (
-    MISSING,
+TIME_DEPENDENT_RULES = ("hours", "rounds_a_day", "metered")  # of a device's policy: their decision changes with time
+MIN_EXCLUSION_S, MAX_EXCLUSION_S = 600.0, 90_000.0  # of a device after one of these rules declined
+RETRY_AFTER = re.compile(r"\(again in (\d{1,6}) s\)$")
+TASK_MISSING = "task-missing"
+EXCLUDING_FAILURES = (
+    TASK_MISSING,
     "task-mismatch",
     "layout-mismatch",
     "declined",
@@ -176,49 +181,50 @@ BARRING = (
 )  # these failures would repeat
 
 
-def barred_s(kind: str, text: str) -> float:
+def exclusion_s(kind: str, text: str) -> float:
     """Return for how many seconds a device gets no assignment after this failure.
 
-    Time alone ends the exclusion only if a rule of the device's policy declined that depends on the time (`PASSING`).
-    The device says when it may be assigned again; the result is at least `PASSING_S` and at most `DAY_S`. Any other
-    exclusion ends only when the device reports something else about itself, and the result is infinite.
+    Time alone ends the exclusion only if one of the `TIME_DEPENDENT_RULES` declined. The device then says when it may
+    be assigned again; the result is at least `MIN_EXCLUSION_S` and at most `MAX_EXCLUSION_S`. Any other exclusion ends
+    only when the device reports something else about itself, and the result is infinite.
 
-    >>> barred_s("declined", "hours: at night (again in 7200 s)"), barred_s("declined", "tasks: not this one")
+    >>> exclusion_s("declined", "hours: at night (again in 7200 s)"), exclusion_s("declined", "tasks: not this one")
     (7200.0, inf)
     """
-    if kind != "declined" or text.partition(":")[0] not in PASSING:
+    if kind != "declined" or text.partition(":")[0] not in TIME_DEPENDENT_RULES:
         return math.inf
-    told = AGAIN.search(text)
-    return min(max(float(told[1]) if told else 0.0, PASSING_S), DAY_S)
+    told = RETRY_AFTER.search(text)
+    return min(max(float(told[1]) if told else 0.0, MIN_EXCLUSION_S), MAX_EXCLUSION_S)
 
 
 @dataclass
 class DeviceBackoff:
     """Holds the devices whose failure would repeat, and until when each of them is excluded.
 
-    An exclusion holds while the device reports the same about itself as when it failed. The callable `said` returns a
-    digest of the device's present report. The digest at the failure is in the journal, so a restart changes nothing.
+    An exclusion holds while the device reports the same about itself as when it failed. The callable `report_digest`
+    returns a digest of the device's present report. The journal has the digest at the failure (`ClientFailed.said`), so
+    a restart changes nothing.
     """
 
     _failed: dict[str, tuple[ClientFailed, float]] = field(default_factory=dict)  # and its end, elapsed_s
 
     def failed(self, event: ClientFailed) -> None:
         """Exclude the device of this event if its failure would repeat."""
-        if event.kind in BARRING:
-            until_s = event.elapsed_s + barred_s(event.kind, event.text)
+        if event.kind in EXCLUDING_FAILURES:
+            until_s = event.elapsed_s + exclusion_s(event.kind, event.text)
             self._failed[event.device] = event, until_s
 
-    def reason(self, device: str, elapsed_s: float, said: Callable[[str], str]) -> str:
+    def reason(self, device: str, elapsed_s: float, report_digest: Callable[[str], str]) -> str:
         """Return why the device gets no assignment at `elapsed_s`; "" if it may get one."""
         if device not in self._failed:
             return ""
         event, until_s = self._failed[device]
-        if elapsed_s >= until_s or event.said != said(device):
+        if elapsed_s >= until_s or event.said != report_digest(device):
             return ""
         failed = plain(f"{event.kind}: {event.text}")[:MAX_REASON]
-        return "said that it has no such task" if event.kind == MISSING else failed
+        return "said that it has no such task" if event.kind == TASK_MISSING else failed
 
-    def same_until(self, elapsed_s: float) -> float:
+    def next_expiry_s(self, elapsed_s: float) -> float:
         """Return when the next exclusion ends by time alone, in seconds of the run's clock; infinite if none does."""
         return min((until_s for _, until_s in self._failed.values() if elapsed_s < until_s), default=math.inf)
 
@@ -237,7 +243,7 @@ class Eligibility:
     simulated: bool
     presence: ConnectedDevices
     excluded: Callable[[str], str]
-    _unfit: dict[str, tuple[Hello, str]] = field(default_factory=dict)  # device -> a report, and what is wrong with it
+    _mismatches: dict[str, tuple[Hello, str]] = field(default_factory=dict)  # device -> its report, and what it lacks
 
     def reason(self, device: str) -> str:
         """Return why a device may not be selected now, as a phrase about the device; "" if it may."""
@@ -246,14 +252,14 @@ class Eligibility:
             return "is offline"
         if why := self.excluded(device):
             return why
-        known = self._unfit.get(device)
-        if known is None or known[0] is not hello:  # every round asks of every connected device
-            known = self._unfit[device] = hello, self._wrong_with(hello)
+        known = self._mismatches.get(device)
+        if known is None or known[0] is not hello:  # cached: every round examines every connected device
+            known = self._mismatches[device] = hello, self._mismatch(hello)
         return known[1]
 
-    def _wrong_with(self, hello: Hello) -> str:
+    def _mismatch(self, hello: Hello) -> str:
         """Return why a device with this report cannot take part in the run; "" if it can."""
-        why = mismatch(self.plan, self.report, hello, self.layout) or unmasked(self.plan.secure, hello.secure)
+        why = mismatch(self.plan, self.report, hello, self.layout) or lacking_secure(self.plan.secure, hello.secure)
         if why or self.simulated:
             return why
         return lacking(self.plan.cohort.requires, hello.has)
@@ -286,7 +292,7 @@ class AbleDevices:
         """
         presence = self._eligibility.presence
         if self._joined != presence.joined or elapsed_s >= self._until_s:
-            self._joined, self._until_s = presence.joined, self._backoff.same_until(elapsed_s)
+            self._joined, self._until_s = presence.joined, self._backoff.next_expiry_s(elapsed_s)
             self._able = [device for device in presence.hellos if not self._eligibility.reason(device)]
         self._able = [device for device in self._able if device not in assigned]
         return self._able

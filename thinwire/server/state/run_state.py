@@ -144,7 +144,7 @@ class RunState:
     paces: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     connected: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
     considered: set[str] = field(default_factory=set)  # online or busy when the last round opened, selected or not
-    barred: DeviceBackoff = field(default_factory=DeviceBackoff)
+    backoff: DeviceBackoff = field(default_factory=DeviceBackoff)
     codecs: CodecHistory = field(default_factory=CodecHistory)
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted them
     references_from: int = 0  # the round from which `weights` are collected
@@ -280,7 +280,7 @@ class RunState:
         self.line.lose(event, assigned.round if assigned else 0)
         if event.kind in ("offline", "refused"):
             self.connected.discard(event.device)
-        self.barred.failed(event)
+        self.backoff.failed(event)
 
     def _close(self, event: RoundClosed) -> None:
         stepped, aggregated = made_step(event), set(event.aggregated)

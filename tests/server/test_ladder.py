@@ -17,8 +17,8 @@ from thinwire.core.events import ClientSelected, RoundOpened, UpdateAccepted, Up
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import deadline_sentence, sentence
 from thinwire.server.policy.assignment_terms import (
+    DEADLINE_SHARE,
     FITTING_ROUNDS,
-    SHARE,
     LadderState,
     auto_deadline,
     choose_rung,
@@ -64,7 +64,7 @@ def test_a_choice_and_its_reason(
     expected: list[float | None], before: LadderState | None, after: LadderState, reason: str
 ) -> None:
     choice = choose_rung(LADDER, expected, 9.0, before)
-    assert choice.standing == after
+    assert choice.position == after
     assert reason in sentence(choice.reasons)
 
 
@@ -76,12 +76,12 @@ falling = st.lists(st.floats(0.01, 100.0), min_size=3, max_size=3).map(lambda ti
 def test_nobody_is_selected_in_what_does_not_fit_while_something_does(
     rounds: list[list[float]], deadline: float
 ) -> None:
-    standing: LadderState | None = None
+    position: LadderState | None = None
     fitted: list[int] | None = None  # since it was made more compressed
     for expected in rounds:
-        fits = next((i for i, seconds in enumerate(expected) if seconds <= SHARE * deadline), len(LADDER) - 1)
-        before, standing = standing, choose_rung(LADDER, expected, SHARE * deadline, standing).standing
-        now, was = LADDER.index(standing.codec), LADDER.index(before.codec) if before else len(LADDER)
+        fits = next((i for i, seconds in enumerate(expected) if seconds <= DEADLINE_SHARE * deadline), len(LADDER) - 1)
+        before, position = position, choose_rung(LADDER, expected, DEADLINE_SHARE * deadline, position).position
+        now, was = LADDER.index(position.codec), LADDER.index(before.codec) if before else len(LADDER)
         assert now >= fits, "never less compressed than what fits"
         if now > was:
             fitted = []
@@ -96,7 +96,7 @@ def test_a_ladder_under_an_automatic_deadline_makes_a_round_half_a_second_longer
     times = {"thin": [90.0, 40.0, 12.0], "broad": [11.0, 5.0, 2.0]}
     deadline = auto_deadline({device: own[-1] for device, own in times.items()}, wanted=2)
     assert (deadline.seconds, deadline.fits_s, fixed(30.0).fits_s) == (36.0, 12.5, 27.0)
-    chosen = {device: choose_rung(LADDER, own, deadline.fits_s, None).standing.codec for device, own in times.items()}
+    chosen = {device: choose_rung(LADDER, own, deadline.fits_s, None).position.codec for device, own in times.items()}
     assert chosen == {"thin": HARSH, "broad": MILD}
 
 

@@ -12,7 +12,13 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ClientSelected, RunNoted
 from thinwire.core.plan_schema import LocalSection
 from thinwire.reports.reason_text import sentence
-from thinwire.server.policy.assignment_terms import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, choose_work
+from thinwire.server.policy.assignment_terms import (
+    DEADLINE_SHARE,
+    MAX_HALVINGS,
+    UNMEASURED_STEPS,
+    DeviceSpeed,
+    choose_work,
+)
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store import LINK_KINDS, MeasureRow
 from thinwire.store.device_profiles import work_key
@@ -31,19 +37,19 @@ def test_what_is_requested_fits_or_is_the_least_there_is(
 ):
     section = local(batch=batch, min_steps=least, accumulate=accumulate)
     work = choose_work(section, DeviceSpeed(example_s, rest_s, examples), deadline_s)
-    left_s, took_s = SHARE * deadline_s - rest_s, work.steps * work.batch * example_s
+    left_s, took_s = DEADLINE_SHARE * deadline_s - rest_s, work.steps * work.batch * example_s
     assert work.steps >= least
     assert min(2, batch) <= work.batch <= batch
     if took_s > max(0.0, left_s) * (1 + 1e-9):
-        assert (work.steps, work.batch) == (least, max(min(2, batch), batch >> HALVINGS))
+        assert (work.steps, work.batch) == (least, max(min(2, batch), batch >> MAX_HALVINGS))
     if work.steps > least:
         assert (work.steps - 1) * work.batch * accumulate < examples, "no more than a pass"
 
 
 @pytest.mark.parametrize(
-    ("pace", "steps", "batch", "why"),
+    ("speed", "steps", "batch", "why"),
     [
-        (None, FIRST_STEPS, 32, "8 steps, since nothing is known of its speed yet"),
+        (None, UNMEASURED_STEPS, 32, "8 steps, since nothing is known of its speed yet"),
         (DeviceSpeed(0.001, 4.0, 320), 10, 32, "a whole pass of 10 steps fits into 50.0 s"),
         (DeviceSpeed(0.5, 4.0, 3200), 3, 32, "3 of the 100 steps of a pass fit into 50.0 s, at 16.00 s each"),
         (
@@ -55,8 +61,8 @@ def test_what_is_requested_fits_or_is_the_least_there_is(
         (DeviceSpeed(2.0, 59.0, 3200), 2, 4, "even 2 steps of 4 examples take longer than the 0.0 s that it has"),
     ],
 )
-def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
-    work = choose_work(local(min_steps=2), pace, 60.0)
+def test_the_reason_says_what_it_came_from(speed, steps, batch, why):
+    work = choose_work(local(min_steps=2), speed, 60.0)
     assert (work.steps, work.batch, sentence(work.reasons)) == (steps, batch, why)
 
 

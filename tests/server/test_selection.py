@@ -20,7 +20,7 @@ from thinwire.core.events import ClientSelected, Event, RoundClosed, RoundOpened
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
 from thinwire.reports.reason_text import sentence
-from thinwire.server.concurrency import at_work_before, place_s, slowest_s
+from thinwire.server.concurrency import at_work_before, slot_s, slowest_s
 from thinwire.server.policy.cohort import LEAST, sample, select_clients, weights
 from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
 from thinwire.server.state.run_state import RunState
@@ -151,7 +151,7 @@ def test_one_answer_that_took_hours_holds_no_place_for_longer_than_a_rounds_dead
     past = RunState()
     past.took["a"] = [28_800.0]
     past.apply(RoundOpened(0.0, 1, 100.0, 0, "", ["a"], {"a": "assignment-a"}, "identity", 10.0, 1, 1))
-    assert place_s(10.0, 2.5, slowest_s(past, "a")) == 10.0
+    assert slot_s(10.0, 2.5, slowest_s(past, "a")) == 10.0
     assert at_work_before(past, 2) == {"a": SlotLease("assignment-a", 120.0)}, "once more as long as it was given"
     past.took["a"] = [6.0]
     assert at_work_before(past, 2) == {"a": SlotLease("assignment-a", 112.0)}

@@ -226,7 +226,7 @@ class BufferedMode(RoundMode):
         at_work = (running.elapsed < assigned.due_s for assigned in running.run_state.ledger.oldest())
         return bool(cohort.selected or running.deferred) or any(at_work)
 
-    def timed(self, running: RunContext, cohort: Cohort, min_updates: int) -> tuple[Sequence[str], int]:
+    def expected_to_reply(self, running: RunContext, cohort: Cohort, min_updates: int) -> tuple[Sequence[str], int]:
         """Return all devices that can take part, and their number.
 
         Each assignment has its own deadline, and any idle device may be selected later.
@@ -234,7 +234,7 @@ class BufferedMode(RoundMode):
         able = running.eligibility.able()
         return able, len(able)
 
-    def waves(self, auto: Deadline, devices: int) -> Deadline:
+    def deadline_in_waves(self, auto: Deadline, devices: int) -> Deadline:
         """Return the deadline unchanged, since it applies to each assignment."""
         return auto
 

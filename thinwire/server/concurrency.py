@@ -22,22 +22,22 @@ from thinwire.server.state.run_state import RunState
 SLOT_FACTOR = 2.0  # factor on a device's slowest recent reply, and on the time that its assignment allowed
 
 
-def share_s(deadline_s: float, target: int, most: int) -> float:
+def wave_s(deadline_s: float, target: int, most: int) -> float:
     """Return the seconds of one wave, in a round that needs `target` replies, `most` of them at once.
 
-    >>> share_s(100.0, target=7, most=2)
+    >>> wave_s(100.0, target=7, most=2)
     25.0
     """
     return deadline_s / max(1, math.ceil(target / most))
 
 
-def place_s(deadline_s: float, share_s: float, slowest_s: float) -> float:
+def slot_s(deadline_s: float, wave_s: float, slowest_s: float) -> float:
     """Return the seconds after which a slot expires, for a device whose slowest recent reply took `slowest_s`.
 
-    >>> [place_s(100.0, share_s=25.0, slowest_s=seconds) for seconds in (0.0, 20.0, 28_800.0)]
+    >>> [slot_s(100.0, wave_s=25.0, slowest_s=seconds) for seconds in (0.0, 20.0, 28_800.0)]
     [25.0, 40.0, 100.0]
     """
-    return min(deadline_s, max(share_s, SLOT_FACTOR * slowest_s))
+    return min(deadline_s, max(wave_s, SLOT_FACTOR * slowest_s))
 
 
 @dataclass
@@ -51,14 +51,14 @@ class ConcurrencySlots:
         self._working |= self.config.earlier
 
     @property
-    def _share_s(self) -> float:
+    def _wave_s(self) -> float:
         """Return the seconds of one wave of this round."""
-        return share_s(self.config.deadline_s, self.config.target_updates, self.config.max_concurrency)
+        return wave_s(self.config.deadline_s, self.config.target_updates, self.config.max_concurrency)
 
     def take(self, device: str, assignment_id: str, now: float) -> None:
         """Give the device a slot for this assignment from `now` on."""
-        until_s = now + place_s(self.config.deadline_s, self._share_s, self.config.slowest_s(device))
-        self._working[device] = SlotLease(assignment_id, until_s, now + self._share_s)
+        until_s = now + slot_s(self.config.deadline_s, self._wave_s, self.config.slowest_s(device))
+        self._working[device] = SlotLease(assignment_id, until_s, now + self._wave_s)
 
     def free(self, device: str, assignment_id: str = "") -> None:
         """Free the device's slot if it works on this assignment; on any assignment if `assignment_id` is ""."""
@@ -80,7 +80,7 @@ class ConcurrencySlots:
         """
         left_s = self.config.opened_s + self.config.deadline_s - now
         lacking -= sum(now < work.yields_s < math.inf for work in self._working.values())
-        scarce = lacking > 0 and left_s <= self._share_s * math.ceil(lacking / self.config.max_concurrency)
+        scarce = lacking > 0 and left_s <= self._wave_s * math.ceil(lacking / self.config.max_concurrency)
         return {
             device: work
             for device, work in self._working.items()

@@ -19,7 +19,7 @@ from thinwire.core.protocol import without_facts
 from thinwire.core.types import ReplyHeader, assignment_id_of, assignment_round, is_follow_up
 from thinwire.server.context import RunContext
 from thinwire.server.policy.assignment_terms import (
-    SHARE,
+    DEADLINE_SHARE,
     Deadline,
     DeviceSpeed,
     RungChoice,
@@ -52,8 +52,8 @@ def expected(running: RunContext, number: int, sizes: Mapping[str, int], codecs:
 
     `sizes` maps each device to the bytes of the model that it is sent.
     """
-    plan, work, came = running.plan, work_key(running.plan, running.layout), running.run_state.codecs.came
-    ups = [update_bytes(codec, running.layout, came) for codec in codecs]
+    plan, work, sizes_seen = running.plan, work_key(running.plan, running.layout), running.run_state.codecs.update_sizes
+    ups = [update_bytes(codec, running.layout, sizes_seen) for codec in codecs]
     found = dict[str, list[float | None]]()
     for device, down in sizes.items():
         known = running.device_profiles.device(device, work)
@@ -73,7 +73,7 @@ def weights_of(running: RunContext, number: int, candidates: Sequence[str]) -> S
     known = {device: running.device_profiles.device(device, work) for device in candidates}
     if selection == "speed":
         return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "step")
-    up = update_bytes(codecs_of(running)[-1], running.layout, running.run_state.codecs.came)
+    up = update_bytes(codecs_of(running)[-1], running.layout, running.run_state.codecs.update_sizes)
     sent = {d: workload(plan, number, running.sending.payload_for(d).size, up) for d in candidates}
     return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "exchange")
 
@@ -87,15 +87,15 @@ def deadline_of(running: RunContext, times: Expected, wanted: int, min_updates: 
     if (seconds := running.plan.cohort.deadline_s) != "auto":
         return fixed(seconds)
     found = auto_deadline({device: own[-1] for device, own in times.items()}, wanted, min_updates)
-    return running.mode.waves(found, len(times))
+    return running.mode.deadline_in_waves(found, len(times))
 
 
 def rungs_of(running: RunContext, times: Expected, codecs: Sequence[str], fits_s: float) -> dict[str, RungChoice]:
     """Return each device's rung of the codec ladder, with the reason; empty if the plan has no ladder."""
     if len(codecs) == 1:
         return {}
-    standings = running.run_state.codecs.standings
-    return {device: choose_rung(codecs, own, fits_s, standings.get(device)) for device, own in times.items()}
+    positions = running.run_state.codecs.positions
+    return {device: choose_rung(codecs, own, fits_s, positions.get(device)) for device, own in times.items()}
 
 
 def own_terms(running: RunContext, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
@@ -117,16 +117,16 @@ def own_codec(running: RunContext, number: int, device: str, down_bytes: int, le
     if len(codecs) == 1:
         return {}
     times = expected(running, number, {device: down_bytes}, codecs)
-    fits_s = SHARE * left_s
+    fits_s = DEADLINE_SHARE * left_s
     if running.plan.cohort.deadline_s == "auto":
         fits_s = min(fits_s, deadline_of(running, times, wanted=1, min_updates=1).fits_s)
     choice = rungs_of(running, times, codecs, fits_s)[device]
-    return {"codec": choice.standing.codec, "codec_reason": choice.reasons}
+    return {"codec": choice.position.codec, "codec_reason": choice.reasons}
 
 
 def most_common(chosen: Mapping[str, RungChoice], codecs: Sequence[str]) -> str:
     """Return the codec of most devices, and the less compressed one of two; without a ladder the only codec."""
-    selected = [choice.standing.codec for choice in chosen.values()]
+    selected = [choice.position.codec for choice in chosen.values()]
     return max(codecs, key=selected.count)
 
 
@@ -135,9 +135,9 @@ def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, A
     local = running.plan.local
     if local.steps != "auto":
         return {}
-    pace = running.run_state.paces.of(device)
-    before = None if pace else _measured_before(running, device)
-    work = choose_work(local, pace or before, deadline_s)
+    speed = running.run_state.speeds.of(device)
+    before = None if speed else _measured_before(running, device)
+    work = choose_work(local, speed or before, deadline_s)
     reasons = [*work.reasons, *([Reason("earlier-runs", {})] if before else [])]
     return {"steps": work.steps, "batch": work.batch, "work_reason": reasons}
 
@@ -149,7 +149,7 @@ def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
     """
     plan, local = running.plan, running.plan.local
     known = running.device_profiles.device(device, work_key(plan, running.layout))
-    up = update_bytes(running.codec, running.layout, running.run_state.codecs.came)
+    up = update_bytes(running.codec, running.layout, running.run_state.codecs.update_sizes)
     evaluation = workload(plan, 1, running.sending.payload_for(device).size, up)  # without a local step
     rest = known.seconds(evaluation)
     if known.step is None or known.epoch_steps is None or rest is None:

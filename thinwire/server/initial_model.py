@@ -26,7 +26,7 @@ from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
 from thinwire.server.context import POLL_S, RETURN_S, RunContext
-from thinwire.server.policy.assignment_terms import FIRST_S, MARGIN, NAMED, Deadline
+from thinwire.server.policy.assignment_terms import DEADLINE_MARGIN, MAX_NAMED_DEVICES, UNMEASURED_DEADLINE_S, Deadline
 from thinwire.server.state.initial_model_requests import MAX_FAILED_DEVICES, lengthened_deadline
 from thinwire.store.device_profiles import THIN_BYTES_S, update_bytes, work_key
 
@@ -104,8 +104,8 @@ def _max_attempts(running: RunContext) -> int:
 
 def _reasons_text(reasons: Mapping[str, str]) -> str:
     """Return the reasons of the first devices, and the number of the other devices."""
-    more = f"; and {len(reasons) - NAMED} more" if len(reasons) > NAMED else ""
-    return "; ".join(f"{device}: {why}" for device, why in itertools.islice(reasons.items(), NAMED)) + more
+    more = f"; and {len(reasons) - MAX_NAMED_DEVICES} more" if len(reasons) > MAX_NAMED_DEVICES else ""
+    return "; ".join(f"{device}: {why}" for device, why in itertools.islice(reasons.items(), MAX_NAMED_DEVICES)) + more
 
 
 def _unable(running: RunContext) -> dict[str, str]:
@@ -249,7 +249,8 @@ def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
     ['upload', 'thin-link']
     """
     sent_s = up_bytes / THIN_BYTES_S if up_s is None else up_s
-    reasons = [Reason("upload", {"make_s": FIRST_S, "margin": MARGIN, "upload_s": sent_s, "bytes": up_bytes})]
+    numbers = {"make_s": UNMEASURED_DEADLINE_S, "margin": DEADLINE_MARGIN, "upload_s": sent_s, "bytes": up_bytes}
+    reasons = [Reason("upload", numbers)]
     if up_s is None:
         reasons.append(Reason("thin-link", {"mbit_s": 8e-6 * THIN_BYTES_S}))
-    return Deadline(math.ceil(10 * (FIRST_S + MARGIN * sent_s)) / 10, reasons)
+    return Deadline(math.ceil(10 * (UNMEASURED_DEADLINE_S + DEADLINE_MARGIN * sent_s)) / 10, reasons)

@@ -31,7 +31,7 @@ from thinwire.core.events import NO_STEP, CloseReason, DropReason
 from thinwire.core.formatting import Reason, Reasons
 from thinwire.core.types import UpdateId
 from thinwire.server.concurrency import ConcurrencySlots
-from thinwire.server.policy.assignment_terms import listed
+from thinwire.server.policy.assignment_terms import first_names
 from thinwire.server.round_events import (
     Action,
     AggregateUpdate,
@@ -337,7 +337,7 @@ class Round(RoundMachine):
         lacking = self.config.min_updates - self.arrived_in_time
         held = slots.held(now, lacking)
         silent = slots.silent(self.assignments, held)
-        reasons = [Reason("silent", {"count": len(silent), "devices": listed(silent)})] if silent else []
+        reasons = [Reason("silent", {"count": len(silent), "devices": first_names(silent)})] if silent else []
         free = self.config.max_concurrency - len(held)
         if free > 0 or any(self.assignments.get(device) == work.assignment_id for device, work in held.items()):
             return free, reasons

@@ -35,7 +35,7 @@ from thinwire.server.device_terms import (
     weights_of,
 )
 from thinwire.server.evaluation import evaluation
-from thinwire.server.policy.assignment_terms import Deadline, in_groups
+from thinwire.server.policy.assignment_terms import Deadline, deadline_in_waves
 from thinwire.server.policy.cohort import Cohort, evaluators, select_clients, updates_needed
 from thinwire.server.reducing_aggregator import ReducingAggregator
 from thinwire.server.round import Round, RoundMachine
@@ -93,13 +93,13 @@ class RoundMode:
         """Return False if a round of these devices could make no step, because the others are busy."""
         return bool(cohort.selected) and min_updates <= cohort.wanted
 
-    def timed(self, running: RunContext, cohort: Cohort, min_updates: int) -> tuple[Sequence[str], int]:
-        """Return the devices whose times decide the deadline, and how many of their replies are needed."""
+    def expected_to_reply(self, running: RunContext, cohort: Cohort, min_updates: int) -> tuple[Sequence[str], int]:
+        """Return the devices whose times decide the deadline, and the number of replies that the round needs."""
         return [*cohort.selected, *cohort.later], max(cohort.target_updates, min_updates)
 
-    def waves(self, auto: Deadline, devices: int) -> Deadline:
+    def deadline_in_waves(self, auto: Deadline, devices: int) -> Deadline:
         """Return the automatic deadline of a round in which `devices` reply, not all of them at once."""
-        return in_groups(auto, devices, self.plan.cohort.max_concurrency)
+        return deadline_in_waves(auto, devices, self.plan.cohort.max_concurrency)
 
     def notes(self, able: int) -> list[Reason]:
         """Return warnings for the user who starts a run while `able` devices can take part."""
@@ -239,8 +239,8 @@ def open_round(running: RunContext) -> RoundOpened | None:
     min_updates = mode.min_updates(cohort.wanted)
     if not mode.may_open(running, cohort, min_updates):
         return None
-    timed, wanted = mode.timed(running, cohort, min_updates)
-    sizes = {device: running.sending.payload_for(device).size for device in timed}
+    devices, wanted = mode.expected_to_reply(running, cohort, min_updates)
+    sizes = {device: running.sending.payload_for(device).size for device in devices}
     codecs = codecs_of(running)
     decides = plan.cohort.deadline_s == "auto" or len(codecs) > 1
     times = expected(running, number, sizes, codecs) if decides else {}
@@ -265,7 +265,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
         reasons=dict(cohort.reasons),
         references_from=number if start_again else run_state.references_from,
         deadline_reason=deadline.reasons,
-        codecs={device: choice.standing.codec for device, choice in chosen.items()},
+        codecs={device: choice.position.codec for device, choice in chosen.items()},
         codec_reasons={device: choice.reasons for device, choice in chosen.items()},
         later=list(cohort.later),
         sampling=cohort.sampling,
@@ -273,7 +273,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
         considered=len(considered),
         device_s=run_state.ledger.device_s if mode.shares_devices else 0.0,
         standings={
-            device: (choice.standing.less_compressed, choice.standing.rounds) for device, choice in chosen.items()
+            device: (choice.position.less_compressed, choice.position.rounds) for device, choice in chosen.items()
         },
     )
     evaluating = evaluators(plan, number, {*cohort.selected, *cohort.later})

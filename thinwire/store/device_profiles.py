@@ -360,13 +360,13 @@ def durations(header: ReplyHeader, sent_bytes: int, epochs: float, most: int = 0
     return found
 
 
-def update_bytes(codec: str, layout: Layout, came: Mapping[str, list[int]]) -> int:
+def update_bytes(codec: str, layout: Layout, sizes_seen: Mapping[str, list[int]]) -> int:
     """Return the expected bytes of one update in `codec`.
 
-    This is the median of the sizes received so far, else the codec's estimate for normally distributed values. `came`
-    maps a codec to the bytes of its updates.
+    This is the median of the sizes received so far, else the codec's estimate for normally distributed values.
+    `sizes_seen` maps a codec to the bytes of its updates.
     """
-    if seen := came.get(codec):
+    if seen := sizes_seen.get(codec):
         return int(statistics.median(seen))
     return int(bits(codec) * layout.size / 8)
 

@@ -31,15 +31,15 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import LocalSection
 from thinwire.core.types import Work
 
-FIRST_S = 60.0  # before any measurement: a device may have to import its task and read its data
-LEAST_S = 10.0  # a machine may pause, and a disconnection is noticed after 4 s: neither may cost an update
-MARGIN = 3.0  # times the p90 of replies: all wanted replies must be in time together, not each alone
-OUTLYING = 10.0  # times the faster half: with MARGIN, a device up to thirty times slower is mostly in time
-NAMED = 5  # devices named in a sentence
-SHARE = 0.9  # of a deadline: the rest is a reserve
-LONGER_S = 0.5  # by which a less compressed codec may lengthen a round
-FACTOR = 3.0  # times the slowest reply in time
-ROUNDS = 3  # the last ones, whose replies count
+UNMEASURED_DEADLINE_S = 60.0  # before any measurement: a device may have to import its task and read its data
+MIN_DEADLINE_S = 10.0  # a machine may pause, and a disconnection is noticed after 4 s: neither may cost an update
+DEADLINE_MARGIN = 3.0  # times the p90 of replies: all wanted replies must be in time together, not each alone
+OUTLIER_FACTOR = 10.0  # times the faster half; with DEADLINE_MARGIN, a device thirty times slower is mostly in time
+MAX_NAMED_DEVICES = 5  # devices named in a sentence
+DEADLINE_SHARE = 0.9  # of a deadline, within which replies are planned; the rest is a reserve
+CODEC_TOLERANCE_S = 0.5  # by which the choice of a less compressed codec may lengthen a round
+EVALUATION_MARGIN = 3.0  # times the slowest reply in time: the deadline of an evaluation
+EVALUATION_ROUNDS = 3  # last rounds whose replies decide the deadline of an evaluation
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Deadline:
         little.
         """
         if self.usual_s is None:
-            return SHARE * self.seconds
-        return min(SHARE * self.seconds, self.usual_s + LONGER_S)
+            return DEADLINE_SHARE * self.seconds
+        return min(DEADLINE_SHARE * self.seconds, self.usual_s + CODEC_TOLERANCE_S)
 
 
 def fixed(seconds: float) -> Deadline:
@@ -75,10 +75,10 @@ def auto_deadline(expected: Mapping[str, float | None], wanted: int, min_updates
     `expected` maps each selected device to the seconds within which nine of ten of its replies arrive. None means
     unknown, and counts as the p90 of the known times. Devices slower than the wanted ones do not delay the round.
 
-    Invariant: fewer than half of the wanted devices cannot lengthen a round at will, unless the `min_updates` of
-    replies for a step needs them. A device that uses up its time is measured as that slow, and would get three times as
-    much in the next round. So a round gets at most OUTLYING times the deadline of the faster devices alone: half of the
-    wanted ones, or as many as the floor needs.
+    Invariant: fewer than half of the wanted devices cannot lengthen a round at will, unless a step needs their updates
+    (`min_updates`). A device that uses up its time is measured as that slow, and would get three times as much in the
+    next round. So a round gets at most OUTLIER_FACTOR times the deadline of the faster devices alone. The faster
+    devices are half of the wanted ones, or `min_updates` of them if that is more.
 
     >>> auto_deadline({"a": 20.0, "b": 8.0, "c": 30.0}, wanted=2)  # doctest: +NORMALIZE_WHITESPACE
     Deadline(seconds=60.0, reasons=[Reason(code='expected', numbers={'margin': 3.0, 'expected_s': 20.0, 'wanted': 2,
@@ -88,55 +88,56 @@ def auto_deadline(expected: Mapping[str, float | None], wanted: int, min_updates
     """
     known = sorted(seconds for seconds in expected.values() if seconds is not None)
     if not known:
-        return Deadline(FIRST_S, [Reason("unmeasured", {})])
+        return Deadline(UNMEASURED_DEADLINE_S, [Reason("unmeasured", {})])
     unseen = p90(known)
     times = sorted((unseen if seconds is None else seconds, device) for device, seconds in expected.items())
     wanted = min(max(wanted, 1), len(times))
-    enough_s, quick = times[wanted - 1][0], _quick(known[:wanted], min_updates / wanted)
-    most_s = OUTLYING * _with_margin(quick[-1])
+    enough_s, faster = times[wanted - 1][0], _faster_half(known[:wanted], min_updates / wanted)
+    most_s = OUTLIER_FACTOR * _with_margin(faster[-1])
     seconds = min(_with_margin(enough_s), most_s)
     if seconds == most_s:
-        reasons = [Reason("outlying", {"factor": OUTLYING, "fastest": len(quick), "wanted": wanted})]
-    elif seconds > LEAST_S:
+        reasons = [Reason("outlying", {"factor": OUTLIER_FACTOR, "fastest": len(faster), "wanted": wanted})]
+    elif seconds > MIN_DEADLINE_S:
         reasons = [
-            Reason("expected", {"margin": MARGIN, "expected_s": enough_s, "wanted": wanted, "devices": len(times)})
+            Reason(
+                "expected",
+                {"margin": DEADLINE_MARGIN, "expected_s": enough_s, "wanted": wanted, "devices": len(times)},
+            )
         ]
     else:
         reasons = [Reason("least", {"expected_s": enough_s, "wanted": wanted, "devices": len(times)})]
     if slower := [device for time, device in times if time > seconds]:
         slowest_s = times[-1][0]
-        reasons.append(Reason("slower", {"count": len(slower), "devices": listed(slower), "slowest_s": slowest_s}))
+        reasons.append(Reason("slower", {"count": len(slower), "devices": first_names(slower), "slowest_s": slowest_s}))
     if unknown := sum(seconds is None for seconds in expected.values()):
         reasons.append(Reason("unknown", {"count": unknown, "assumed_s": unseen}))
-    return Deadline(seconds, reasons, min(enough_s, most_s / MARGIN))
+    return Deadline(seconds, reasons, min(enough_s, most_s / DEADLINE_MARGIN))
 
 
-def listed(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first few names.
 
-    >>> listed("abc"), listed("abcdefg")
+    >>> first_names("abc"), first_names("abcdefg")
     ('a, b, c', 'a, b, c, d, e, ...')
     """
-    return ", ".join([*names[:NAMED], *(["..."] if names[NAMED:] else [])])
+    return ", ".join([*names[:MAX_NAMED_DEVICES], *(["..."] if names[MAX_NAMED_DEVICES:] else [])])
 
 
 def _with_margin(seconds: float) -> float:
-    return max(LEAST_S, math.ceil(10 * MARGIN * seconds) / 10)
+    return max(MIN_DEADLINE_S, math.ceil(10 * DEADLINE_MARGIN * seconds) / 10)
 
 
-def _quick(known: Sequence[float], needed: float) -> Sequence[float]:
-    """Return the faster half of the known times, or the share that is `needed` if it is larger; of two devices, one is
-    enough.
-    """
+def _faster_half(known: Sequence[float], needed: float) -> Sequence[float]:
+    """Return the faster half of the known times, or the share `needed` of them if that is more; one of two times."""
     return known[: min(len(known), math.ceil(max(0.5, needed) * len(known) - 1e-9))]
 
 
-def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
-    """Return the deadline of a round whose devices work in groups of at most `most`, one group after the other.
+def deadline_in_waves(one: Deadline, devices: int, most: int) -> Deadline:
+    """Return the deadline of a round whose devices work in waves of at most `most`, one wave after the other.
 
     With `most` = 0, all devices work at once.
 
-    >>> in_groups(Deadline(20.0, []), 9, 4).reasons
+    >>> deadline_in_waves(Deadline(20.0, []), 9, 4).reasons
     [Reason(code='groups', numbers={'groups': 3, 'most': 4, 'devices': 9, 'each_s': 20.0})]
     """
     groups = math.ceil(devices / most) if most else 1
@@ -147,21 +148,19 @@ def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
 
 
 def evaluation_deadline(slowest: Sequence[float]) -> float:
-    """Return the seconds for an evaluation: 3 times the slowest reply of the last 3 rounds, or 60 before any round has
-    one.
+    """Return the seconds for an evaluation: three times the slowest reply of the last three rounds; 60 before a reply.
 
-    An evaluation is shorter than the rounds that it is judged by, which also train. So three times the slowest reply is
-    ample, even if another device was selected. A single round may have had fast devices only, so three rounds count;
-    older ones describe a fleet that has changed. Only replies in time count, so the result is at most three times the
-    deadline of a round.
+    Those rounds also trained, so an evaluation takes less time than they did, even on another device. One round may
+    have selected fast devices only, so three rounds count; older rounds may describe another fleet. Only replies in
+    time count, so the result is at most three times the deadline of a round.
 
     `slowest` holds for each closed round the seconds from its opening to its last reply, oldest first.
 
     >>> evaluation_deadline([]), evaluation_deadline([40.0, 9.0, 2.0, 3.0]), evaluation_deadline([0.2])
     (60.0, 27.0, 10.0)
     """
-    recent = slowest[-ROUNDS:]
-    return max(LEAST_S, FACTOR * max(recent)) if recent else FIRST_S
+    recent = slowest[-EVALUATION_ROUNDS:]
+    return max(MIN_DEADLINE_S, EVALUATION_MARGIN * max(recent)) if recent else UNMEASURED_DEADLINE_S
 
 
 FITTING_ROUNDS = 3  # rounds in which a less compressed codec must have fitted before it is used
@@ -184,7 +183,7 @@ class LadderState:
 class RungChoice:
     """Holds a device's codec for a round, with the reasons."""
 
-    standing: LadderState
+    position: LadderState
     reasons: Reasons
 
 
@@ -197,7 +196,7 @@ def choose_rung(
     With one unknown, the device keeps its position, or begins with the most compressed codec.
 
     >>> choice = choose_rung(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 27.0, None)
-    >>> choice.standing.codec, [reason.code for reason in choice.reasons]
+    >>> choice.position.codec, [reason.code for reason in choice.reasons]
     ('int8', ['fits', 'too-slow'])
     """
     known = [seconds for seconds in expected if seconds is not None]
@@ -237,35 +236,35 @@ def _rung_reasons(ladder: Sequence[str], known: Sequence[float], fits: int, left
     return [fitting, Reason("too-slow", {"codec": ladder[fits - 1], "expected_s": known[fits - 1]})]
 
 
-WEIGHED = 16  # last updates of a codec whose sizes are kept
+KEPT_SIZES = 16  # last updates of a codec whose sizes are kept
 
 
 @dataclass
 class CodecHistory:
-    """Holds each device's position on the codec ladder, and the sizes of updates, rebuilt from the journal."""
+    """Holds each device's position on the codec ladder, and the sizes of each codec's updates, from the journal."""
 
-    standings: dict[str, LadderState] = field(default_factory=dict)  # device -> position at its last assignment
-    came: dict[str, list[int]] = field(default_factory=dict)  # codec -> bytes of its last updates
+    positions: dict[str, LadderState] = field(default_factory=dict)  # device -> position at its last assignment
+    update_sizes: dict[str, list[int]] = field(default_factory=dict)  # codec -> bytes of its last updates
 
-    def opened(self, event: RoundOpened) -> None:
+    def apply_opening(self, event: RoundOpened) -> None:
         """Record each device's position on the ladder in a round that has opened.
 
         A device that is selected during the round has less time than the others, so its position does not change.
         """
         for device, codec in event.codecs.items():
-            self.standings[device] = LadderState(codec, *event.standings[device])
+            self.positions[device] = LadderState(codec, *event.standings[device])
 
-    def answered(self, event: UpdateAccepted, codec: str) -> None:
+    def apply_reply(self, event: UpdateAccepted, codec: str) -> None:
         """Record the size of an update in its codec."""
-        sizes = self.came.setdefault(codec, [])
+        sizes = self.update_sizes.setdefault(codec, [])
         sizes.append(sum(part["length"] for part in event.header.get("parts", ())))
-        del sizes[:-WEIGHED]
+        del sizes[:-KEPT_SIZES]
 
 
-KEPT = 16  # last replies of a device
-FIRST_STEPS = 8  # while a device's speed is unknown
-HALVINGS = 3  # of the batch, if even the fewest steps would take too long
-LEAST_BATCH = 2  # a normalization layer needs two examples
+KEPT_REPLIES = 16  # last replies of a device
+UNMEASURED_STEPS = 8  # while a device's speed is unknown
+MAX_HALVINGS = 3  # of the batch, if even the fewest steps would take too long
+MIN_BATCH = 2  # a normalization layer needs two examples
 
 
 @dataclass(frozen=True)
@@ -286,7 +285,7 @@ class LocalWork:
     reasons: Reasons
 
 
-def choose_work(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float) -> LocalWork:
+def choose_work(local: LocalSection, speed: DeviceSpeed | None, deadline_s: float) -> LocalWork:
     """Return the steps and batch whose p90 fits the deadline: at least `min_steps`, at most one pass over the device's
     data.
 
@@ -295,14 +294,14 @@ def choose_work(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float
     >>> work.steps, work.batch, work.reasons
     (50, 10, [Reason(code='part-pass', numbers={'steps': 50, 'pass_steps': 100, 'left_s': 50.0, 'step_s': 1.0})])
     """
-    if pace is None:
-        steps = max(FIRST_STEPS, local.min_steps)
+    if speed is None:
+        steps = max(UNMEASURED_STEPS, local.min_steps)
         return LocalWork(steps, local.batch, [Reason("speed-unknown", {"steps": steps})])
-    left_s = SHARE * deadline_s - pace.rest_s
-    for halvings in range(HALVINGS + 1):
-        batch = max(min(LEAST_BATCH, local.batch), local.batch >> halvings)
-        step_s = pace.example_s * batch
-        whole = max(local.min_steps, math.ceil(pace.examples / (batch * local.accumulate)))
+    left_s = DEADLINE_SHARE * deadline_s - speed.rest_s
+    for halvings in range(MAX_HALVINGS + 1):
+        batch = max(min(MIN_BATCH, local.batch), local.batch >> halvings)
+        step_s = speed.example_s * batch
+        whole = max(local.min_steps, math.ceil(speed.examples / (batch * local.accumulate)))
         fit = whole if step_s * whole <= left_s else math.floor(max(0.0, left_s) / step_s) if step_s else 0
         if fit >= local.min_steps:
             reason = Reason("part-pass", {"steps": fit, "pass_steps": whole, "left_s": left_s, "step_s": step_s})
@@ -318,9 +317,9 @@ def choose_work(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float
 class DeviceSpeeds:
     """Holds the speed of each device in this run, rebuilt from its journal, so that a resumed run knows the same."""
 
-    _seen: dict[str, deque[DeviceSpeed]] = field(default_factory=dict)
+    _last_speeds: dict[str, deque[DeviceSpeed]] = field(default_factory=dict)
 
-    def answered(self, event: UpdateAccepted, assigned: tuple[int, int] | None) -> None:
+    def apply_reply(self, event: UpdateAccepted, assigned: tuple[int, int] | None) -> None:
         """Record the speed that a reply shows; `assigned` are the steps and batch of its assignment.
 
         A reply whose work or times are unknown changes nothing.
@@ -329,16 +328,16 @@ class DeviceSpeeds:
         if assigned is None or seen is None:
             return
         (most, batch), (steps, train_s, rest_s) = assigned, seen
-        known = self._seen.setdefault(event.device, deque(maxlen=KEPT))
+        known = self._last_speeds.setdefault(event.device, deque(maxlen=KEPT_REPLIES))
         known.append(DeviceSpeed(train_s / (min(steps, most) * batch), rest_s, int(event.header.get("examples", 0))))
 
     def of(self, device: str) -> DeviceSpeed | None:
         """Return the speed of a device; None before its first reply that shows it."""
-        seen = self._seen.get(device)
-        return None if not seen else _pace(seen)
+        seen = self._last_speeds.get(device)
+        return None if not seen else _usual_speed(seen)
 
 
-def _pace(seen: Iterable[DeviceSpeed]) -> DeviceSpeed:
+def _usual_speed(seen: Iterable[DeviceSpeed]) -> DeviceSpeed:
     all_seen = list(seen)
     # A device whose training was stopped early reports fewer examples than it has.
     examples = max(one.examples for one in all_seen)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from thinwire.core.events import Event, ModelStored
 from thinwire.core.formatting import Reason
 from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
-from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
+from thinwire.server.policy.assignment_terms import UNMEASURED_DEADLINE_S, Deadline
 from thinwire.server.policy.cohort import in_random_order
 from thinwire.server.policy.eligibility import exclusion_s
 
@@ -21,7 +21,7 @@ RETRYABLE_FAILURES = ("offline", "stale")  # another request may succeed: the de
 OWNER_DECISIONS = ("declined", "refused")  # the device's own decision, which says nothing about the task
 MAX_FAILED_DEVICES = 10  # so many failures mean that the task is at fault, and trying thousands would take days
 MAX_DEADLINE_FACTOR = 8  # times the first deadline: the last attempt has so long, and all other devices wait meanwhile
-OFFLINE_WAIT_S = MAX_DEADLINE_FACTOR * FIRST_S  # an offline device is waited for as long as a silent one
+OFFLINE_WAIT_S = MAX_DEADLINE_FACTOR * UNMEASURED_DEADLINE_S  # an offline device is waited for as long as a silent one
 ReportDigest = Callable[[str], str]  # device -> digest of its present report; "" before its first one
 
 

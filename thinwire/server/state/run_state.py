@@ -30,7 +30,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.plan import RunPlan
 from thinwire.core.run_events import PhaseClosed, PrivacyCommitted, RunExtended, SumUnmasked
-from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
+from thinwire.server.policy.assignment_terms import EVALUATION_ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
 from thinwire.server.state.initial_model_requests import InitialModelRequests
@@ -141,7 +141,7 @@ class RunState:
     too_few_in_a_row: int = 0  # rounds; those open when one of them closed count with it
     ledger: AssignmentLedger = field(default_factory=AssignmentLedger)  # every assignment, and the outcome of it
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s of last replies
-    paces: DeviceSpeeds = field(default_factory=DeviceSpeeds)
+    speeds: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     connected: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
     considered: set[str] = field(default_factory=set)  # online or busy when the last round opened, selected or not
     backoff: DeviceBackoff = field(default_factory=DeviceBackoff)
@@ -248,7 +248,7 @@ class RunState:
         self.considered = (self.considered - set(event.removed)) | set(event.added)
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}
-        self.codecs.opened(event)
+        self.codecs.apply_opening(event)
 
     def _assign(self, event: ClientSelected) -> None:
         """Record an assignment that was made after its round opened."""
@@ -259,8 +259,8 @@ class RunState:
     def _accept(self, event: UpdateAccepted) -> None:
         self.line.accept(event)
         if (assigned := self.ledger.find(event.assignment_id)) is not None:
-            self.paces.answered(event, assigned.work)
-            self.codecs.answered(event, assigned.codec)
+            self.speeds.apply_reply(event, assigned.work)
+            self.codecs.apply_reply(event, assigned.codec)
         self._time(event)
         self.scores.measure(event, self.version)
 
@@ -295,7 +295,7 @@ class RunState:
         elif event.round > self._failed_with:
             self.too_few_in_a_row, self._failed_with = self.too_few_in_a_row + 1, self.rounds_opened
         if self.line.now.slowest_s:
-            self.slowest = [*self.slowest, self.line.now.slowest_s][-ROUNDS:]
+            self.slowest = [*self.slowest, self.line.now.slowest_s][-EVALUATION_ROUNDS:]
         if event.norms:
             self.recent_norms = [*self.recent_norms, event.norms][-NORM_ROUNDS:]
         self.line.close(event)

@@ -13,7 +13,7 @@ from thinwire.core.events import RoundClosed, RoundOpened, RoundResumed
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import ScriptedDevice
 from thinwire.store import RoundRow
-from thinwire.store.round_explanation import RoundExplanation, why
+from thinwire.store.round_explanation import RoundExplanation, explain_round
 
 DAY_S = 86_400.0
 REAL_S = 2.0  # that a step may really take, which on this clock takes no time
@@ -45,7 +45,7 @@ def dies(bench: Bench, at_s: float, *, away_s: float, known: bool = True, set_by
 
 def first_round(bench: Bench) -> tuple[RoundRow, RoundExplanation]:
     (found,) = bench.store.rounds(bench.run_id)
-    return found, why(found, bench.store.updates(bench.run_id, 1))
+    return found, explain_round(found, bench.store.updates(bench.run_id, 1))
 
 
 @pytest.mark.parametrize("mode", MODES)

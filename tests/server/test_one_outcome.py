@@ -19,7 +19,7 @@ from thinwire.core.types import Assignment
 from thinwire.server.context import RunContext
 from thinwire.server.service import serve
 from thinwire.simulation import Turn
-from thinwire.store.round_explanation import why
+from thinwire.store.round_explanation import explain_round
 
 
 def untaken(bench: Bench) -> list[tuple[int, str]]:
@@ -48,7 +48,7 @@ def test_who_is_slower_than_the_run_has_an_outcome_that_is_no_failure(tmp_path: 
     assert (row.outcome, row.reason) == ("over", "no answer was taken before the run's end")
     assert {one.device: one.failed for one in bench.store.clients(bench.run_id)} == {"a": 0, "b": 0, "c": 0}
     first = bench.store.rounds(bench.run_id)[0]
-    told = why(first, bench.store.updates(bench.run_id, 1))
+    told = explain_round(first, bench.store.updates(bench.run_id, 1))
     assert first.failed == 0 and "1 of 3 had not answered" in told.sentence and told.waited_for == ("c",)
 
 

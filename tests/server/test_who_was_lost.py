@@ -13,12 +13,12 @@ from thinwire.core.events import RoundClosed, UpdateAggregated
 from thinwire.core.types import ReplyHeader
 from thinwire.server.aggregator import RoundAggregator
 from thinwire.simulation import ScriptedDevice, Turn
-from thinwire.store.round_explanation import RoundExplanation, why
+from thinwire.store.round_explanation import RoundExplanation, explain_round
 
 
 def told_of(bench: Bench) -> RoundExplanation:
     (found,) = bench.store.rounds(bench.run_id)
-    return why(found, bench.store.updates(bench.run_id, 1))
+    return explain_round(found, bench.store.updates(bench.run_id, 1))
 
 
 def run_of(folder: Path, *devices: ScriptedDevice) -> Bench:

@@ -12,7 +12,7 @@ from thinwire.core.events import ROUND_OVER
 from thinwire.privacy.graph import find_parameters
 from thinwire.reports.secure_rounds import not_evaluated, protection
 from thinwire.store import Store
-from thinwire.store.explaining import in_all
+from thinwire.store.explaining import explain_rounds
 from thinwire.store.round_timing import open_text, phases_of, turns, waited_text
 
 
@@ -105,7 +105,7 @@ def test_a_round_is_explained_by_its_longest_phase_and_whom_that_waited_for(stor
     assert (third.device, third.waited_for) == ("", DEVICES[:5])
     in_phases = {"advertise": 0.4, "share": 0.7, "masked": 5.2, "agree": 0.2, "unmask": 0.3}
     assert {stage: took for stage, took in first.stages.items() if stage in in_phases} == pytest.approx(in_phases)
-    assert "in the stage masked" in in_all([first, second, third]).sentence
+    assert "in the stage masked" in explain_rounds([first, second, third]).sentence
 
 
 @pytest.mark.parametrize(("down_s", "said", "device"), [

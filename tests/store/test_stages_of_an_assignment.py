@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from thinwire.store import UpdateRow
-from thinwire.store.round_timing import Stretch, along, stretches
+from thinwire.store.round_timing import Stretch, assignment_stages, stretches
 
 ROW = UpdateRow(
     run_id="r-1", round=1, device="a", assignment_id="r-1.1.a", update_id="r-1/a/1", outcome="aggregated", reason="",
@@ -40,8 +40,8 @@ def test_stretches_follow_each_other_whatever_the_clocks_say(took, pulled_at, be
     found = stretches(row, AWAY)
     assert all(s.begin_s < s.end_s for s in found)
     assert all(a.end_s == b.begin_s for a, b in pairwise(found))
-    assert all(took >= 0.0 for took in along(row, AWAY).values())
-    assert sum(along(row, AWAY).values()) == pytest.approx(max(0.0, arrived_at - 100.0), abs=1e-6)
+    assert all(took >= 0.0 for took in assignment_stages(row, AWAY).values())
+    assert sum(assignment_stages(row, AWAY).values()) == pytest.approx(max(0.0, arrived_at - 100.0), abs=1e-6)
 
 
 def drawn(found: list[Stretch]) -> list[tuple[str, float, float]]:
@@ -58,13 +58,13 @@ def test_who_worked_while_no_aggregator_was_there_is_not_away_meanwhile():
 
 def test_an_assignment_whose_delivery_is_not_recorded_has_no_such_stage():
     row = replace(ROW, train_s=20.0, began_at=165.0, arrived_at=166.0)
-    assert "delivery" not in along(row), "when it was delivered is not known, and no remainder gives it"
-    assert along(row)["unaccounted"] == 45.0
+    assert "delivery" not in assignment_stages(row), "when it was delivered is not known, and no remainder gives it"
+    assert assignment_stages(row)["unaccounted"] == 45.0
 
 
 def test_an_assignment_is_delivered_around_a_downtime():
     row = replace(ROW, pulled_at=110.0, train_s=5.0, began_at=115.0, arrived_at=116.0)
-    assert along(row, [[102.0, 108.0]]) == {"delivery": 4.0, "train": 5.0, "upload": 1.0, "downtime": 6.0}
+    assert assignment_stages(row, [[102.0, 108.0]]) == {"delivery": 4.0, "train": 5.0, "upload": 1.0, "downtime": 6.0}
 
 
 def test_who_got_its_assignment_again_is_drawn_at_work_from_then_on():

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.reasons import noted
 from thinwire.core.events import RoundBecameCurrent
 from thinwire.store import RoundRow, UpdateRow
-from thinwire.store.explaining import in_all
-from thinwire.store.round_explanation import why
-from thinwire.store.round_timing import STAGES, UNACCOUNTED, along, turns
+from thinwire.store.explaining import explain_rounds
+from thinwire.store.round_explanation import explain_round
+from thinwire.store.round_timing import STAGES, UNACCOUNTED, assignment_stages, turns
 
 ROUND = RoundRow(
     run_id="ecg-1", round=12, opened_at=100.0, closed_at=141.0, reason="all", base_version=11, version=12,
@@ -39,7 +39,7 @@ QUICK = replace(ASK, device="pi-2", pulled_at=100.1, began_at=103.6, arrived_at=
 
 
 def test_the_slowest_upload_is_told_with_its_bytes_and_its_speed():
-    found = why(ROUND, [QUICK, ASK])
+    found = explain_round(ROUND, [QUICK, ASK])
     assert found.sentence == ("Round 12 took 41 s: waited 41 s for pi-3, which uploaded 9.1 MB at 2 Mb/s in 36 s.")
     assert found.stages["unaccounted"] == pytest.approx(0.4), "no remainder is called a stage"
     assert "waiting" not in found.stages
@@ -50,7 +50,7 @@ def test_the_slowest_upload_is_told_with_its_bytes_and_its_speed():
 def test_a_deadline_says_whom_it_cut_off():
     closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
     late = replace(ASK, outcome="aggregated-late")
-    found = why(closed, [QUICK, late])
+    found = explain_round(closed, [QUICK, late])
     assert found.waited_for == ("pi-3",)
     assert found.sentence == (
         "Round 12 took 25 s: 1 of 2 had not answered when its deadline of 25 s passed; pi-3 took 41 s and uploaded "
@@ -65,7 +65,7 @@ def test_a_deadline_says_whom_it_cut_off():
 def test_who_has_not_answered_is_told_by_what_was_seen_of_it(pulled_at, said):
     closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
     silent = replace(ASK, outcome="selected", pulled_at=pulled_at, began_at=None, arrived_at=None)
-    assert why(closed, [QUICK, silent]).sentence.endswith(said)
+    assert explain_round(closed, [QUICK, silent]).sentence.endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -74,23 +74,23 @@ def test_who_has_not_answered_is_told_by_what_was_seen_of_it(pulled_at, said):
 def test_who_will_not_answer_any_more_is_not_said_to_be_waited_for_yet(outcome, said):
     closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
     gone = replace(ASK, outcome=outcome, pulled_at=100.5, began_at=None, arrived_at=None, failed_at=190.0)
-    assert why(closed, [QUICK, gone]).sentence.endswith(f"; pi-3 got the assignment and {said}")
+    assert explain_round(closed, [QUICK, gone]).sentence.endswith(f"; pi-3 got the assignment and {said}")
 
 
 def test_a_slow_aggregator_says_so():
     spent = {"wait_s": 0.1, "train_s": 1.0, "upload_s": 0.1, "aggregate_s": 0.2, "store_s": 2.6}
-    assert why(replace(ROUND, seconds=4.0, spent=spent)).sentence == (
+    assert explain_round(replace(ROUND, seconds=4.0, spent=spent)).sentence == (
         "Round 12 took 4.0 s: waited 1.2 s for pi-3, which trained for 1.0 s; the aggregator took 2.8 s (store 2.6 s)."
     )
 
 
 def test_a_round_to_which_nothing_came_says_so():
     empty = replace(ROUND, reason="too-few", aggregated=[], slowest="", spent={})
-    assert why(empty).sentence == "Round 12 took 41 s: no update came to wait for."
+    assert explain_round(empty).sentence == "Round 12 took 41 s: no update came to wait for."
 
 
 def test_of_a_run_the_most_of_its_time_and_the_slowest_client_are_told():
-    found = in_all([why(ROUND, [QUICK, ASK]), why(replace(ROUND, round=13), [QUICK, ASK])])
+    found = explain_rounds([explain_round(ROUND, [QUICK, ASK]), explain_round(replace(ROUND, round=13), [QUICK, ASK])])
     assert found.sentence == "2 rounds took 82 s, 89 % of it in the stage upload; pi-3 was the slowest in 2 of 2."
     assert found.stages["upload"] == pytest.approx(2 * 36.4)
 
@@ -104,7 +104,7 @@ def test_who_was_selected_in_the_middle_of_a_round_is_told_with_when_and_in_whos
         selection_reason=noted("1 of 2 could still come"),
         instead_of="pi-9",
     )
-    found = why(ROUND, [QUICK, replacement])
+    found = explain_round(ROUND, [QUICK, replacement])
     assert found.stages["selection"] == 4.0
     assert sum(found.stages.values()) == pytest.approx(41.0, abs=0.01)
     assert found.sentence.endswith("which uploaded 9.1 MB at 2.25 Mb/s in 32 s (selected after 4.0 s instead of pi-9).")
@@ -114,7 +114,7 @@ BACK = replace(ASK, delivered_at=100.5, pulled_at=117.5, train_s=18.0, steps=100
 
 
 def test_who_was_gone_and_got_its_assignment_again_is_told_with_when():
-    found = why(replace(ROUND, closed_at=136.3, seconds=36.5), [QUICK, BACK])
+    found = explain_round(replace(ROUND, closed_at=136.3, seconds=36.5), [QUICK, BACK])
     assert found.stages["delivery"] == pytest.approx(0.5)
     assert found.stages["redelivery"] == pytest.approx(17.0)
     assert sum(found.stages.values()) == pytest.approx(36.5, abs=0.01)
@@ -126,17 +126,17 @@ def test_who_was_gone_and_got_its_assignment_again_is_told_with_when():
 
 def test_who_got_its_assignment_again_after_longer_than_all_else_is_told_so_once():
     back = replace(BACK, pulled_at=130.5, train_s=5.0)
-    assert why(replace(ROUND, closed_at=136.3, seconds=36.5), [QUICK, back]).sentence.endswith(
+    assert explain_round(replace(ROUND, closed_at=136.3, seconds=36.5), [QUICK, back]).sentence.endswith(
         "waited 36 s for pi-3, which got the assignment again after 30 s: what it had begun was lost."
     )
 
 
 def test_an_assignment_that_was_handed_out_twice_in_a_moment_was_delivered_once():
-    assert along(replace(ASK, delivered_at=100.1)) == along(ASK)
+    assert assignment_stages(replace(ASK, delivered_at=100.1)) == assignment_stages(ASK)
 
 
 def test_without_an_aggregator_nobody_gets_an_assignment_again():
-    stages = along(BACK, [[105.0, 110.0]])
+    stages = assignment_stages(BACK, [[105.0, 110.0]])
     assert (stages["redelivery"], stages["downtime"]) == pytest.approx((12.0, 5.0))
 
 
@@ -154,7 +154,7 @@ OWN = replace(QUICK, update_id="ecg-1/pi-2/12")
 
 
 def test_a_buffer_says_what_of_it_was_requested_before_and_what_filled_it():
-    found = why(BUFFER, [OWN], earlier=[EARLIER])
+    found = explain_round(BUFFER, [OWN], earlier=[EARLIER])
     assert found.sentence == (
         "Round 12 took 5.0 s: its buffer was full with 2 updates, 1 of them assigned before it opened (pi-3's 2 "
         "versions behind); the last came from pi-3, which then uploaded 9.1 MB at 24.3 Mb/s in 3.0 s."
@@ -166,9 +166,10 @@ def test_a_buffer_says_what_of_it_was_requested_before_and_what_filled_it():
 
 
 def test_a_buffer_of_whose_assignments_nothing_is_known_claims_nothing():
-    assert why(BUFFER).sentence == "Round 12 took 5.0 s: its buffer was full with 2 updates."
+    assert explain_round(BUFFER).sentence == "Round 12 took 5.0 s: its buffer was full with 2 updates."
     only = replace(BUFFER, aggregated=["ecg-1/pi-3/11"], slowest="")
-    assert "full with 1 update, all assigned before it opened (pi-3's" in why(only, earlier=[EARLIER]).sentence
+    found = explain_round(only, earlier=[EARLIER])
+    assert "full with 1 update, all assigned before it opened (pi-3's" in found.sentence
 
 
 def cut(
@@ -185,20 +186,22 @@ def cut(
 
 def test_an_aggregator_that_was_away_for_most_of_a_round_is_blamed_and_no_device():
     found, assignment = cut(back_at=221.0)
-    said = why(found, [QUICK, assignment])
+    said = explain_round(found, [QUICK, assignment])
     assert said.sentence == (
         "Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited 44 s for pi-3, which uploaded "
         "9.1 MB at 2 Mb/s in 36 s."
     )
     assert said.stages["downtime"] == pytest.approx(221.0 - 100.5 - 3.4), "the device worked when the downtime began"
     assert sum(said.stages.values()) == pytest.approx(161.0)
-    assert why(found).sentence.startswith("Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited")
+    assert explain_round(found).sentence.startswith(
+        "Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited"
+    )
 
 
 def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blamed():
     found, assignment = cut(replace(ASK, train_s=63.0, pulled_at=None), began_at=166.0, arrived_at=202.4)
     found = replace(found, closed_at=202.5, seconds=102.7)
-    said = why(found, [QUICK, assignment])
+    said = explain_round(found, [QUICK, assignment])
     assert said.sentence == (
         "Round 12 took 1 min 43 s: waited 1 min 42 s for pi-3, which trained 50 steps in 63 s; the aggregator was "
         "offline for 60 s meanwhile."
@@ -209,7 +212,7 @@ def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blame
 
 def test_an_absence_after_the_last_answer_is_no_devices_either():
     found = replace(ROUND, closed_at=201.0, seconds=101.0, downtimes=[[140.8, 200.8]])
-    said = why(found, [QUICK, ASK])
+    said = explain_round(found, [QUICK, ASK])
     assert said.sentence.startswith(
         "Round 12 took 1 min 41 s: the aggregator was offline for 60 s; waited 41 s for pi-3"
     )
@@ -223,7 +226,7 @@ def test_an_absence_before_a_device_was_selected_is_not_the_time_until_it_was():
     replacement = replace(
         ASK, assigned_at=164.0, pulled_at=164.5, began_at=168.3, arrived_at=200.7, selection_reason=noted("one left")
     )
-    said = why(found, [QUICK, replacement])
+    said = explain_round(found, [QUICK, replacement])
     assert (said.stages["selection"], said.stages["downtime"]) == (4.0, 60.0)
     assert sum(said.stages.values()) == pytest.approx(101.0, abs=0.01)
 
@@ -233,12 +236,12 @@ def test_a_deadline_does_not_count_an_absence_and_neither_does_what_is_said_of_w
     found = replace(
         ROUND, reason="deadline", deadline_s=25.0, seconds=85.0, closed_at=185.0, downtimes=[[101.0, 161.0]]
     )
-    assert "; pi-3 took 43 s and uploaded 9.1 MB" in why(found, [QUICK, late]).sentence
+    assert "; pi-3 took 43 s and uploaded 9.1 MB" in explain_round(found, [QUICK, late]).sentence
 
 
 def test_a_run_says_how_much_of_it_was_without_an_aggregator():
     found, assignment = cut(back_at=221.0)
-    assert in_all([why(found, [QUICK, assignment])]).sentence.startswith(
+    assert explain_rounds([explain_round(found, [QUICK, assignment])]).sentence.startswith(
         "1 round took 2 min 41 s, 73 % of it in the stage downtime;"
     )
 
@@ -266,7 +269,7 @@ def test_the_stages_and_what_is_unaccounted_are_a_rounds_seconds_and_none_is_neg
         reason="stopped" if is_stopped else "all", downtimes=[[first, until], [since, last]],
     )  # fmt: skip
     silent = replace(ASK, device="pi-9", assignment_id="ecg-1.12.pi-9", outcome="selected", arrived_at=None)
-    said = why(found, [assignment, silent] if is_stopped else [assignment])
+    said = explain_round(found, [assignment, silent] if is_stopped else [assignment])
     assert set(said.stages) <= set(STAGES)
     assert sum(said.stages.values()) == pytest.approx(seconds, abs=1e-6)
     assert min(said.stages.values(), default=0.0) >= 0.0
@@ -276,15 +279,15 @@ def test_the_stages_and_what_is_unaccounted_are_a_rounds_seconds_and_none_is_neg
 
 def test_a_stage_that_nobody_measured_is_nowhere():
     bare = replace(ASK, **dict[str, Any](dict.fromkeys(DURATIONS)))
-    assert set(along(bare)) == {"delivery", "work", "upload"}
-    assert set(why(replace(ROUND, spent={}), [bare]).stages) == {"delivery", "work", "upload", UNACCOUNTED}
+    assert set(assignment_stages(bare)) == {"delivery", "work", "upload"}
+    assert set(explain_round(replace(ROUND, spent={}), [bare]).stages) == {"delivery", "work", "upload", UNACCOUNTED}
 
 
 def test_waiting_counts_from_when_the_last_update_was_in_the_sum_until_the_round_closed():
     closed = replace(ROUND, reason="deadline", seconds=61.5, closed_at=160.7, spent={
         "receive_s": 0.5, "aggregate_s": 1.5, "step_s": 0.2, "store_s": 0.3})  # fmt: skip
     silent = replace(ASK, device="pi-9", assignment_id="ecg-1.12.pi-9", outcome="selected", arrived_at=None)
-    said = why(closed, [ASK, silent])
+    said = explain_round(closed, [ASK, silent])
     assert said.stages["waiting"] == pytest.approx(160.7 - 140.7 - 2.0)
     assert [said.stages[name] for name in ("receive", "aggregate", "step", "store")] == pytest.approx(
         [0.5, 1.5, 0.2, 0.3]
@@ -298,7 +301,7 @@ def test_a_round_selected_ahead_counts_from_when_its_answers_were_taken_however_
     assignment = replace(ASK, assigned_at=95.0, pulled_at=162.5, began_at=164.0, arrived_at=164.5, train_s=1.0)
     turn_at = turns([before, waited])[12]
     assert turn_at == pytest.approx(164.8 + 0.5 - 3.0), "a round is closed before its step is made and stored"
-    said = why(waited, [assignment], turn_at=turn_at)
+    said = explain_round(waited, [assignment], turn_at=turn_at)
     assert said.sentence.startswith("Round 12 took 3.0 s: waited 2.2 s for pi-3")
     assert sum(said.stages.values()) == pytest.approx(3.0)
 

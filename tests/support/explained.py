@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from thinwire.reports import secure_rounds
 from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
-from thinwire.store.round_explanation import RoundExplanation, why
+from thinwire.store.round_explanation import RoundExplanation, explain_round
 
 
 def whys(
@@ -29,7 +29,7 @@ def whys(
     for row in phases:
         closed_phases[row.round].append(row)
     return [
-        why(
+        explain_round(
             one, assignments[one.round], earlier[one.round], since[one.round], simulated=simulated, rtts=rtts,
             phases=closed_phases[one.round] if secure else None,
         )

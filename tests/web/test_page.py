@@ -21,7 +21,7 @@ from thinwire.core.events import AssignmentDelivered, Evaluated, RoundClosed, Ro
 from thinwire.core.statedir import hold
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.store import MeasureRow, Store
-from thinwire.store.round_timing import ALONG, UNACCOUNTED
+from thinwire.store.round_timing import ASSIGNMENT_STAGES, UNACCOUNTED
 from thinwire.web.security import STATIC
 
 
@@ -308,7 +308,7 @@ def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Brow
 def test_the_dashboard_names_the_stages_as_the_command_line_does():
     drawn = re.search(r"STAGES = (\[.*?\])", (STATIC / "gantt.js").read_text())
     assert drawn is not None
-    assert set(json.loads(drawn[1])) == {*ALONG, UNACCOUNTED}
+    assert set(json.loads(drawn[1])) == {*ASSIGNMENT_STAGES, UNACCOUNTED}
 
 
 def test_a_run_is_read_once_with_its_page_and_then_only_its_changes(run: Told, served: Shown, look: Open):

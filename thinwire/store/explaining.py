@@ -3,8 +3,8 @@
 The projection calls `Explainer` in the transaction that closes a round. So a reader finds both in the round's row, and
 no read depends on the number of rounds before it.
 
-Invariant: the stored explanation equals the one of `why` on the rows as they are. A reply that comes late, or the end
-of its wait, changes it only if the round had waited for its device, or has phases.
+Invariant: the stored explanation equals that of `explain_round` on the rows as they are. A late reply, or a failure
+after the round closed, changes the explanation only if the round had waited for its device, or has phases.
 
 `RunTotals` holds the sums over the explanations of a run's rounds, which are kept beside the run; `explain_run` makes
 the explanation of the run of them.
@@ -35,8 +35,8 @@ from thinwire.core.formatting import counted, duration
 from thinwire.store.database import Whole, as_row, columns_of
 from thinwire.store.queries import phase_rows
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
-from thinwire.store.round_explanation import RoundExplanation, own_part, stored, why
-from thinwire.store.round_timing import OWN, STAGES, turn_at
+from thinwire.store.round_explanation import RoundExplanation, aggregator_text, explain_round, stored
+from thinwire.store.round_timing import AGGREGATOR_STAGES, STAGES, turn_at
 from thinwire.store.tables import Client, Measure, Round, RoundPhase, Run, Update
 
 if TYPE_CHECKING:
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from thinwire.store.store import Store
 
 
-MANY: Final = 500  # values in one query
-UNTIL: Final[Mapping[str, tuple[str, ...]]] = {  # a sum from the run's start -> the columns of each round
+MAX_VALUES: Final = 500  # values in one query
+RUNNING_SUMS: Final[Mapping[str, tuple[str, ...]]] = {  # a sum from the run's start -> the columns of each round
     "until_payload": ("payload_up", "payload_down"), "until_wire": ("wire_up", "wire_down"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """Holds the constants of a run."""
 
     run_id: str
     size: int
     metric: str
-    protected: bool = False  # a reply tells nothing of its client: under masks, or with differential privacy
+    protected: bool = False  # with masks or differential privacy, a reply tells nothing of its client
     simulated: bool = False
-    masked: bool = False  # it has phases
-    sampled: bool = False  # its tables tell nothing of who took part: Poisson sampling
+    masked: bool = False  # with secure aggregation, its rounds have phases
+    sampled: bool = False  # with Poisson sampling, its tables do not show which clients took part
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Explainer:
     """Stores the explanations of a run's rounds; `change` numbers the transaction."""
 
     connection: Connection
-    facts: Facts
+    facts: RunFacts
     change: int
 
     @property
@@ -86,31 +86,31 @@ class Explainer:
         """
         for number in sorted(bytes_):
             self._add_late_bytes(number, bytes_[number])
-        before = self._waited_for(late)
+        before = self._rounds_to_explain_again(late)
         if not closed and not before:
             return
         totals = RunTotals.from_json(self._scalar(_TOTALS) or {})
         for number in sorted({*closed, *before}):
             if (row := self._round(number)) is None:
                 continue  # a journal without its opening
-            last = self._last(row)
+            last = self._sums_before(row)
             told = self._explain(row, last)
             if number in before:
                 totals.add(stored(row.round, row.seconds, row.explanation), -1)
             totals.add(told)
-            totals.saw(len(row.selected))
+            totals.count_selected(len(row.selected))
             values = {"the_explanation": told.to_json(), "the_change": self.change}
             if number in closed:
-                self._execute(_CLOSED, the_round=number, **values, **self._until(row, last))
+                self._execute(_EXPLAIN_AND_SUM, the_round=number, **values, **self._sums_until(row, last))
             else:
-                self._execute(_AGAIN, the_round=number, **values)
+                self._execute(_EXPLAIN, the_round=number, **values)
         self._execute(_NEW_TOTALS, the_totals=totals.to_json())
         counts = [
             {"the_run": self.run_id, "the_device": name, "slow": totals.slowest[name], "silent": totals.missed[name]}
             for name in sorted(totals.slowest.keys() | totals.missed.keys())
         ]
         if counts:
-            self.connection.execute(_CLIENT, counts)
+            self.connection.execute(_COUNT_CLIENT, counts)
 
     def _execute(self, statement: Executable, **values: Any) -> CursorResult[Any]:
         return self.connection.execute(statement, {"the_run": self.run_id, **values})
@@ -121,7 +121,7 @@ class Explainer:
     def _add_late_bytes(self, number: int, amounts: Mapping[str, int]) -> None:
         """Add the bytes of a closed round to the sums until it and until each closed round after it."""
         more: dict[str, Any] = {}
-        for name, parts in UNTIL.items():
+        for name, parts in RUNNING_SUMS.items():
             if any(part in amounts for part in parts):
                 more[name] = func.coalesce(Round.c[name], 0) + sum(amounts.get(part, 0) for part in parts)
         if more:
@@ -130,7 +130,7 @@ class Explainer:
             )
             self.connection.execute(since.values(changed=self.change, **more))
 
-    def _waited_for(self, late: Mapping[int, set[str]]) -> set[int]:
+    def _rounds_to_explain_again(self, late: Mapping[int, set[str]]) -> set[int]:
         """Return the rounds that are explained already, and whose explanation these devices may have changed."""
         if not late:
             return set()
@@ -147,7 +147,7 @@ class Explainer:
         row = self._execute(_ROUND, the_round=number).mappings().first()
         return None if row is None else as_row(RoundRow, row)
 
-    def _last(self, row: RoundRow) -> dict[str, Any]:
+    def _sums_before(self, row: RoundRow) -> dict[str, Any]:
         """Return when the round before was closed, and the sums until its end; {} for the first round."""
         return dict(self._execute(_BEFORE, the_round=row.round).mappings().first() or {})
 
@@ -155,9 +155,9 @@ class Explainer:
         """Return the explanation of a closed round from those of its rows on which it depends."""
         own = self._updates(_UNUSUAL, the_round=row.round, the_slowest=row.slowest) if row.reason != "buffer" else []
         if not any(one.device == row.slowest for one in own):
-            own = self._updates(_OWN, the_round=row.round)
-        earlier = self._updates(_EARLIER, the_round=row.round)
-        return why(
+            own = self._updates(_OF_THE_ROUND, the_round=row.round)
+        earlier = self._updates(_OF_EARLIER_ROUNDS, the_round=row.round)
+        return explain_round(
             row, own, earlier, turn_at(row, last.get("closed_at") if last else 0.0), simulated=self.facts.simulated,
             rtts=self._rtts(own, earlier), phases=self._phases(row.round) if self.facts.masked else None,
         )  # fmt: skip
@@ -176,17 +176,17 @@ class Explainer:
         if self.facts.simulated:
             return {}
         found: dict[str, float] = {}
-        for start in range(0, len(devices), MANY):
-            links = self.connection.execute(_LINKS, {"devices": devices[start : start + MANY]})
+        for start in range(0, len(devices), MAX_VALUES):
+            links = self.connection.execute(_LINKS, {"devices": devices[start : start + MAX_VALUES]})
             found |= {device: seconds for device, seconds in links if seconds is not None}
         return found
 
-    def _until(self, row: RoundRow, last: Mapping[str, Any]) -> dict[str, Any]:
+    def _sums_until(self, row: RoundRow, last: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sums from the run's start until the end of this round."""
         if last and last["until_s"] is None:  # the round before is open
             last = dict(self._execute(_LAST_CLOSED, the_round=row.round).mappings().first() or {})
         sums: dict[str, Any] = {"until_s": (last.get("until_s") or 0.0) + (row.seconds or 0.0)}
-        for name, parts in UNTIL.items():
+        for name, parts in RUNNING_SUMS.items():
             amounts = [getattr(row, part) for part in parts] + [last.get(name)]
             measured = [amount for amount in amounts if amount is not None]
             sums[name] = sum(measured) if measured else None
@@ -206,16 +206,18 @@ _LAST_CLOSED = (
     _SUMS.where(Round.c.round < _NUMBER, Round.c.until_s.is_not(None)).order_by(Round.c.round.desc()).limit(1)
 )
 _ASSIGNMENTS = columns_of(Update, UpdateRow).where(Update.c.run_id == _RUN)
-_OWN = _ASSIGNMENTS.where(Update.c.round == _NUMBER)
-_UNUSUAL = _OWN.where(  # of the others an explanation tells nothing
+_OF_THE_ROUND = _ASSIGNMENTS.where(Update.c.round == _NUMBER)
+_UNUSUAL = _OF_THE_ROUND.where(  # the other rows add nothing to an explanation
     (Update.c.device == bindparam("the_slowest")) | (Update.c.outcome != "aggregated") | (Update.c.weight_reason != "")
 )
-_EARLIER = _ASSIGNMENTS.where(Update.c.aggregated_round == _NUMBER, Update.c.aggregated_round != Update.c.round)
+_OF_EARLIER_ROUNDS = _ASSIGNMENTS.where(
+    Update.c.aggregated_round == _NUMBER, Update.c.aggregated_round != Update.c.round
+)
 _PHASES = select(RoundPhase).where(RoundPhase.c.run_id == _RUN, RoundPhase.c.round == _NUMBER)
 _LINKS = select(Measure.c.device, Measure.c.p50).where(
     Measure.c.kind == "rtt", Measure.c.p50 > 0, Measure.c.device.in_(bindparam("devices", expanding=True))
 )
-_AGAIN = (
+_EXPLAIN = (
     update(Round)
     .where(Round.c.run_id == _RUN, Round.c.round == _NUMBER)
     .values(
@@ -223,12 +225,12 @@ _AGAIN = (
         changed=bindparam("the_change", type_=Whole),
     )
 )
-_CLOSED = _AGAIN.values(
+_EXPLAIN_AND_SUM = _EXPLAIN.values(
     until_s=bindparam("the_until_s", type_=Double),
     until_payload=bindparam("the_until_payload", type_=Whole),
     until_wire=bindparam("the_until_wire", type_=Whole),
 )
-_CLIENT = (
+_COUNT_CLIENT = (
     update(Client)
     .where(Client.c.run_id == _RUN, Client.c.device == bindparam("the_device"))
     .values(
@@ -238,7 +240,7 @@ _CLIENT = (
 )
 
 
-LEAST_S: Final = 1e-9  # a sum below it is what rounding left of zero
+ROUNDING_S: Final = 1e-9  # a sum of seconds below it is zero but for rounding
 
 
 @dataclass
@@ -252,7 +254,7 @@ class RunTotals:
     trips_s: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     uncounted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    fewest: int | None = None  # clients selected for a round, as far as `saw` was called
+    fewest: int | None = None  # clients selected for a round, as far as `count_selected` was called
     most: int = 0
     slowest: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
@@ -270,7 +272,7 @@ class RunTotals:
         for name in one.waited_for:
             self.missed[name] += sign
 
-    def saw(self, selected: int) -> None:
+    def count_selected(self, selected: int) -> None:
         """Record how many clients a round selected."""
         self.fewest = selected if self.fewest is None else min(selected, self.fewest)
         self.most = max(selected, self.most)
@@ -278,7 +280,7 @@ class RunTotals:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """Return the sums that `to_json` gave, without a count of any client."""
-        totals = cls(**{name: found[name] for name in NUMBERS if name in found})
+        totals = cls(**{name: found[name] for name in STORED_NUMBERS if name in found})
         totals.stages.update(found.get("stages", {}))
         totals.uncounted.update(found.get("uncounted", {}))
         return totals
@@ -286,14 +288,16 @@ class RunTotals:
     def to_json(self) -> dict[str, Any]:
         """Return all sums but the counts of clients, as plain values."""
         parts = {"stages": self.stages, "uncounted": self.uncounted}
-        kept = {name: {stage: took for stage, took in part.items() if took > LEAST_S} for name, part in parts.items()}
-        return {name: getattr(self, name) for name in NUMBERS} | kept
+        kept = {
+            name: {stage: took for stage, took in part.items() if took > ROUNDING_S} for name, part in parts.items()
+        }
+        return {name: getattr(self, name) for name in STORED_NUMBERS} | kept
 
 
-NUMBERS: Final = ("rounds", "seconds", "requests", "timed", "trips_s", "fewest", "most")
+STORED_NUMBERS: Final = ("rounds", "seconds", "requests", "timed", "trips_s", "fewest", "most")
 
 
-def in_all(found: Iterable[RoundExplanation]) -> RoundExplanation:
+def explain_rounds(found: Iterable[RoundExplanation]) -> RoundExplanation:
     """Return the explanation of a run from those of its rounds."""
     totals = RunTotals()
     for one in found:
@@ -311,19 +315,19 @@ def totals_of(store: Store, row: RunRow) -> RunTotals:
 def explain_run(totals: RunTotals) -> RoundExplanation:
     """Return the explanation of a run: the stages' sums, and the device that was waited for most often."""
     spent = {name: totals.stages[name] for name in STAGES if totals.stages.get(name, 0.0) > 0}
-    uncounted = {name: totals.uncounted[name] for name in OWN if totals.uncounted.get(name, 0.0) > 0}
+    uncounted = {name: totals.uncounted[name] for name in AGGREGATOR_STAGES if totals.uncounted.get(name, 0.0) > 0}
     said = f"{counted(totals.rounds, 'round')} took {duration(totals.seconds)}"
     if spent and totals.seconds:
         most = max(spent, key=lambda name: spent[name])
         said += f", {100 * spent[most] / totals.seconds:.0f} % of it in the stage {most}"
-    (device, count), (silent, times) = map(_most, (totals.slowest, totals.missed))
+    (device, count), (silent, times) = map(_most_frequent, (totals.slowest, totals.missed))
     said += f"; {device} was the slowest in {count} of {totals.rounds}" if count else ""
     said += f"; {silent} had not answered in time in {times}" if times else ""
-    said += own_part(totals.seconds, {}, uncounted)
+    said += aggregator_text(totals.seconds, {}, uncounted)
     rtt_s, device = totals.trips_s / totals.timed if totals.timed else None, device if count else ""
     return RoundExplanation(0, totals.seconds, f"{said}.", device, spent, (), totals.requests, rtt_s, uncounted)
 
 
-def _most(counts: Counter[str]) -> tuple[str, int]:
+def _most_frequent(counts: Counter[str]) -> tuple[str, int]:
     """Return the client that was counted most often, of several the first by name; ("", 0) if there is none."""
     return min(counts.items(), key=lambda one: (-one[1], one[0]), default=("", 0))

@@ -39,7 +39,7 @@ from thinwire.core.events import (
 from thinwire.core.run_events import ClockBelieved, PrivacyReserved, is_sampled
 from thinwire.core.statedir import patiently
 from thinwire.store.database import Database, upsert
-from thinwire.store.explaining import Facts
+from thinwire.store.explaining import RunFacts
 from thinwire.store.projection import Projection
 from thinwire.store.read_models import MeasureRow
 from thinwire.store.tables import HAS_SAMPLES, Command, Device, Journal, Measure, Run, Segment, Snapshot
@@ -196,7 +196,7 @@ class Recorder:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[str, RunFacts] = {}
         self._gathered: dict[str, list[Event]] = {}  # run -> events that `gathering` has not written yet
         self._noted: dict[str, list[Event]] = {}  # run -> events that wait for its next record
         self._loose: dict[str, int] = {}  # run -> events that are rows
@@ -309,7 +309,7 @@ class Recorder:
                 there = update(Device).where(Device.c.online.is_(True))
                 connection.execute(there.values(online=False, last_seen_at=last_seen_at or None))
 
-    def _find(self, run_id: str) -> Facts:
+    def _find(self, run_id: str) -> RunFacts:
         with self._database.reading() as connection:
             found = connection.execute(
                 select(Run.c.size, Run.c.plan, Run.c.source).where(Run.c.run_id == run_id)
@@ -319,7 +319,7 @@ class Recorder:
         masked = bool((found.plan.get("secure") or {}).get("enabled"))
         protected = masked or (found.plan.get("privacy") or {}).get("mode", "off") != "off"
         simulated, sampled = found.source == "sim", is_sampled(found.plan)
-        facts = Facts(run_id, found.size, found.plan["run"]["metric"], protected, simulated, masked, sampled)
+        facts = RunFacts(run_id, found.size, found.plan["run"]["metric"], protected, simulated, masked, sampled)
         return self._facts.setdefault(run_id, facts)
 
 

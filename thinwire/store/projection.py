@@ -39,7 +39,7 @@ from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert
-from thinwire.store.explaining import Explainer, Facts
+from thinwire.store.explaining import Explainer, RunFacts
 from thinwire.store.tables import Checkpoint, Round, RoundPhase, Run, Snapshot, Update
 from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
 
@@ -53,7 +53,7 @@ class Projection:
     """Applies the events of one transaction; `finish` writes the changes."""
 
     connection: Connection
-    facts: Facts
+    facts: RunFacts
     known: KnownRows
     sums: CounterDeltas = field(init=False)
     assignments: UpdateProjector = field(init=False)
@@ -232,7 +232,7 @@ class UpdateProjector:
     """
 
     connection: Connection
-    facts: Facts
+    facts: RunFacts
     sums: CounterDeltas
     known: KnownRows
     turned: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # round -> devices: their outcomes

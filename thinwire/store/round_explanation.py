@@ -1,7 +1,7 @@
 """This module explains why a round took as long as it did, by the stages of the device that it waited for.
 
 The explanation follows from the rows of the round and its assignments. The projection stores it when the round closes
-(store/explaining.py), and again when a reply comes late that the round had waited for.
+(store/explaining.py). It stores the explanation again when the round had waited for a reply, and that reply comes late.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from thinwire.core.types import is_follow_up
 from thinwire.store import round_timing
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 from thinwire.store.round_timing import (
-    ALONG,
-    OWN,
+    AGGREGATOR_STAGES,
+    ASSIGNMENT_STAGES,
     UNACCOUNTED,
     Phase,
-    along,
+    assignment_stages,
     clock_was_set,
-    down_s,
-    of_round,
-    over_at,
+    downtime_of,
+    first_name_and_count,
+    round_stages,
+    settled_at,
 )
 
 
@@ -68,17 +69,17 @@ def stored(number: int, seconds: float | None, found: Mapping[str, Any]) -> Roun
     return RoundExplanation(number, seconds or 0.0, **{**found, "waited_for": tuple(found["waited_for"])})
 
 
-def why(
+def explain_round(
     found: RoundRow, assignments: Sequence[UpdateRow] = (), earlier: Sequence[UpdateRow] = (),
     turn_at: float | None = None, *, simulated: bool = False, rtts: Mapping[str, float] | None = None,
     phases: Sequence[PhaseRow] | None = None,
 ) -> RoundExplanation:  # fmt: skip
-    """Return the explanation of a closed round.
+    """Return the explanation of a closed round, which knows less without the rows of assignments.
 
     `assignments` are the round's own rows. `earlier` are rows of earlier rounds whose updates were aggregated into this
-    one. Without them the explanation has fewer facts. `turn_at` is when the round
-    began to accept replies (`turns`), None if it did so when it opened. `rtts` are seconds by device. `phases` are the
-    closed phases of a round with secure aggregation, None for other rounds.
+    one. `turn_at` is the time at which the round began to accept replies (`turns`), None if it did so when it opened.
+    `rtts` maps devices to seconds. `phases` are the closed phases of a round with secure aggregation, None for other
+    rounds.
     """
     took = found.seconds or 0.0
     if phases is not None:
@@ -86,35 +87,36 @@ def why(
     if clock_was_set(found):
         return _unknown(found)
     slowest = _slowest(found, assignments, earlier)
-    own = {name: found.spent[f"{name}_s"] for name in OWN if f"{name}_s" in found.spent}
+    own = {name: found.spent[f"{name}_s"] for name in AGGREGATOR_STAGES if f"{name}_s" in found.spent}
     own, uncounted = ({}, own) if simulated else (own, {})
     begin = found.opened_at if turn_at is None else turn_at
     last_at = begin if slowest is None or slowest.arrived_at is None else max(begin, slowest.arrived_at)
-    held = _held_up_by(found, assignments, last_at)
-    said = of_round(found, begin, slowest, own, waits=bool(held))
-    mine = _of_device(found, slowest, begin, said)
+    held = _kept_open_by(found, assignments, last_at)
+    said = round_stages(found, begin, slowest, own, waits=bool(held))
+    mine = _stages_of_slowest(found, slowest, begin, said)
     device, requests = (slowest.device, slowest.requests) if slowest else (found.slowest, 0)
     rtt_s = (rtts or {}).get(device) if requests else None
     if found.reason == "buffer":
-        reason = _filled(found, mine, slowest, earlier, rtt_s)
+        reason = _buffer_text(found, mine, slowest, earlier, rtt_s)
     elif found.reason == "deadline":
-        reason = _missed(found, assignments, [one.device for one in held])
+        reason = _deadline_text(found, assignments, [one.device for one in held])
     else:
-        reason = _waited(found, said, mine, slowest, held, rtt_s)
-        reason += own_part(took, {name: said[name] for name in OWN if name in said}, uncounted)
-    told = f"Round {found.round} took {duration(took)}: {_blamed(found, said, reason)}."
-    told += _capped(found, (*assignments, *earlier))
+        reason = _waiting_text(found, said, mine, slowest, held, rtt_s)
+        reason += aggregator_text(took, {name: said[name] for name in AGGREGATOR_STAGES if name in said}, uncounted)
+    told = f"Round {found.round} took {duration(took)}: {_with_downtime(found, said, reason)}."
+    told += _weight_text(found, (*assignments, *earlier))
     waited_for = tuple(one.device for one in held)
     return RoundExplanation(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
 
 
-def _of_device(
+def _stages_of_slowest(
     found: RoundRow, slowest: UpdateRow | None, begin: float, stages: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the stages of the slowest device in the round, with the time between them that is unaccounted."""
-    known = stages if slowest is None or slowest.arrived_at is None else along(slowest, found.downtimes, begin)
-    own = ALONG if known is stages else (*ALONG, UNACCOUNTED)
-    return {name: known[name] for name in own if name in known}
+    if slowest is None or slowest.arrived_at is None:
+        return {name: stages[name] for name in ASSIGNMENT_STAGES if name in stages}
+    known = assignment_stages(slowest, found.downtimes, begin)
+    return {name: known[name] for name in (*ASSIGNMENT_STAGES, UNACCOUNTED) if name in known}
 
 
 def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> RoundExplanation:
@@ -130,15 +132,15 @@ def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> Rou
     stages |= {name: seconds for name, seconds in {"downtime": found.missed_s, **own}.items() if seconds}
     if (left := took - sum(stages.values())) > 0.0:
         stages[UNACCOUNTED] = left
-    most = round_timing.longest(phases)
-    if downtime_text(found) and (most is None or (most.seconds or 0.0) < max(found.missed_s, down_s(found))):
+    most = round_timing.longest_phase(phases)
+    if downtime_text(found) and (most is None or (most.seconds or 0.0) < max(found.missed_s, downtime_of(found))):
         most, reason = None, downtime_text(found)
     else:
         reason = "no phase of it was closed" if most is None else round_timing.waited_text(most)
-        reason = _blamed(found, stages, reason)
+        reason = _with_downtime(found, stages, reason)
     silent = round_timing.waited_for(most) if most else ()
     device = most.last if most and not silent else ""
-    said = f"Round {found.round} took {duration(took)}: {reason}{own_part(took, own, uncounted)}."
+    said = f"Round {found.round} took {duration(took)}: {reason}{aggregator_text(took, own, uncounted)}."
     return RoundExplanation(found.round, took, said, device, stages, silent, uncounted=uncounted)
 
 
@@ -149,8 +151,11 @@ def _unknown(found: RoundRow) -> RoundExplanation:
     return RoundExplanation(found.round, took, told)
 
 
-def _capped(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
-    """Return a sentence about the first client whose update counts for less or was chosen, or ""; count the others."""
+def _weight_text(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
+    """Return a sentence about the first client whose update counts for less or was chosen, and the number of others.
+
+    Return "" if there is no such client.
+    """
     capped = [one for one in assignments if one.update_id in found.aggregated and one.weight_reason]
     if not capped:
         return ""
@@ -158,11 +163,11 @@ def _capped(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
     return f" {capped[0].device}: {capped[0].weight_reason}{more}."
 
 
-def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
-    """Return the reason with the aggregator's downtime in the round, which comes first if no stage took longer."""
+def _with_downtime(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
+    """Return the reason with a clause about the aggregator's downtime, which comes first if no stage took longer."""
     if not downtime_text(found):
         return reason
-    first = down_s(found) > 0.0 and stages.get("downtime", 0.0) >= max(stages.values(), default=0.0)
+    first = downtime_of(found) > 0.0 and stages.get("downtime", 0.0) >= max(stages.values(), default=0.0)
     return f"{downtime_text(found)}; {reason}" if first else f"{reason}; {downtime_text(found, ' meanwhile')}"
 
 
@@ -177,7 +182,7 @@ def _slowest(found: RoundRow, assignments: Sequence[UpdateRow], earlier: Sequenc
     return max(came, key=lambda one: one.arrived_at or 0.0, default=own)
 
 
-def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float) -> list[UpdateRow]:
+def _kept_open_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float) -> list[UpdateRow]:
     """Return the assignments that kept the round open after `since`, the last reply that counted; the longest first.
 
     A round that ended by its deadline was kept open only by devices that had not replied then. A full buffer waits for
@@ -185,7 +190,7 @@ def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float)
     """
     if found.reason == "buffer":
         return []
-    over = [(one, over_at(one, found)) for one in assignments if not is_follow_up(one.assignment_id)]
+    over = [(one, settled_at(one, found)) for one in assignments if not is_follow_up(one.assignment_id)]
     out = [one for one, at in over if at is None]
     if found.reason == "deadline":
         return out
@@ -193,49 +198,45 @@ def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float)
     return out + [one for _, one in sorted(after, key=lambda pair: -pair[0])]
 
 
-def _waited(
+def _waiting_text(
     found: RoundRow, stages: Mapping[str, float], device: Mapping[str, float], slowest: UpdateRow | None,
     held: Sequence[UpdateRow], rtt_s: float | None,
 ) -> str:  # fmt: skip
-    """Return the device that the round waited for and its longest stage, or the device without a reply that took
-    longer.
-    """
+    """Return a clause about the device that the round waited for longest, with its longest stage or its outcome."""
     name, waiting = slowest.device if slowest else found.slowest, stages.get("waiting", 0.0)
     if held and waiting > sum(device.values()):
         last, others = held[0], len(held) - 1
         lost = last.failed_at is not None and (found.closed_at is None or last.failed_at <= found.closed_at)
-        return f"waited {duration(waiting)} for {last.device}, {became(last, lost)}" + (
+        return f"waited {duration(waiting)} for {last.device}, {outcome_text(last, lost)}" + (
             f", and {others} more" if others else ""
         )
     if not name or not device:
         return "no update came to wait for" if not found.aggregated else "nothing of it is known"
     return (
-        f"waited {duration(sum(device.values()))} for {name}, which {did(device, slowest, rtt_s)}"
-        f"{_selected_after(stages, slowest)}{_again(device)}"
+        f"waited {duration(sum(device.values()))} for {name}, which {longest_stage_text(device, slowest, rtt_s)}"
+        f"{_selection_text(stages, slowest)}{_redelivery_note(device)}"
     )
 
 
-def _again(device: Mapping[str, float]) -> str:
-    """Return the second delivery of the assignment in parentheses, if another stage took longer; else ""."""
+def _redelivery_note(device: Mapping[str, float]) -> str:
+    """Return the second delivery of an assignment in parentheses, if another stage was the longest; else ""."""
     took_s = device.get("redelivery", 0.0)
-    return f" (it {again(took_s)})" if 0.0 < took_s < max(device.values()) else ""
+    return f" (it {redelivery_text(took_s)})" if 0.0 < took_s < max(device.values()) else ""
 
 
-def _selected_after(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
-    """Return when an assignment of a replacement was made, and which device it replaced; "" for the first ones."""
+def _selection_text(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
+    """Return the time at which a replacement was selected, and the device that it replaced; "" for other devices."""
     if slowest is None or not slowest.selection_reason:
         return ""
     place = f" instead of {slowest.instead_of}" if slowest.instead_of else ""
     return f" (selected after {duration(stages.get('selection', 0.0))}{place})"
 
 
-def _filled(
+def _buffer_text(
     found: RoundRow, device: Mapping[str, float], last: UpdateRow | None, earlier: Sequence[UpdateRow],
     rtt_s: float | None,
 ) -> str:  # fmt: skip
-    """Return how many updates filled the buffer, how many of them were assigned earlier, and the last one's longest
-    stage.
-    """
+    """Return a clause about the updates that filled the buffer, and about the longest stage of the last one."""
     said = f"its buffer was full with {counted(len(found.aggregated), 'update')}"
     if old := [one for one in earlier if one.update_id in found.aggregated]:
         said += f", {'all' if len(old) == len(found.aggregated) else f'{len(old)} of them'} assigned before it opened"
@@ -244,38 +245,40 @@ def _filled(
             said += f" ({behind.device}'s {counted(behind.staleness, 'version')} behind)"
     if last is None or not device:
         return said
-    return f"{said}; the last came from {last.device}, which then {did(device, last, rtt_s)}{_again(device)}"
+    stage = longest_stage_text(device, last, rtt_s)
+    return f"{said}; the last came from {last.device}, which then {stage}{_redelivery_note(device)}"
 
 
-def _missed(found: RoundRow, assignments: Sequence[UpdateRow], waited_for: Sequence[str]) -> str:
-    """Return how many devices missed the deadline, and the facts about the first of those that replied later."""
+def _deadline_text(found: RoundRow, assignments: Sequence[UpdateRow], waited_for: Sequence[str]) -> str:
+    """Return a clause about the devices that missed the deadline, with the stages of the first late reply."""
     if found.hides_sample:
         return f"it ended at its deadline of {duration(found.deadline_s)}, whoever was sampled"
-    silent = len(waited_for) or unanswered(found)
+    silent = len(waited_for) or count_unanswered(found)
     said = (
         f"{silent} of {len(found.selected)} had not answered when its deadline of {duration(found.deadline_s)} passed"
     )
     late = [one for one in assignments if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
-        stages = {name: took for name, took in along(first, found.downtimes).items() if name != "downtime"}
-        return f"{said}; {first.device} took {duration(sum(stages.values()))} and {did(stages, first)}"
+        stages = {name: took for name, took in assignment_stages(first, found.downtimes).items() if name != "downtime"}
+        return f"{said}; {first.device} took {duration(sum(stages.values()))} and {longest_stage_text(stages, first)}"
     here = {one.device: one for one in assignments if one.device in waited_for}
     if not here:
         return said
     pulled = [name for name, one in here.items() if one.pulled_at]
     if pulled:
-        return f"{said}; {names(pulled)} got the assignment and {still_out(here[pulled[0]])}"
-    return f"{said}; {names(list(here))} got no assignment that is known of"
+        return f"{said}; {first_name_and_count(pulled)} got the assignment and {missing_reply_text(here[pulled[0]])}"
+    return f"{said}; {first_name_and_count(list(here))} got no assignment that is known of"
 
 
-TOLD_S = 1.0  # a shorter downtime is not mentioned
-OWN_SHARE = 0.2  # share of a round's time from which the aggregator's part is mentioned
+MIN_DOWNTIME_S = 1.0  # shortest downtime that an explanation mentions
+AGGREGATOR_SHARE = 0.2  # of a round's time, from which on an explanation mentions the aggregator's stages
 
 
-def became(assignment: UpdateRow, lost: bool) -> str:
-    """Return the outcome of an assignment that the round waited for in vain; `lost`: it failed while the round was
-    open.
+def outcome_text(assignment: UpdateRow, lost: bool) -> str:
+    """Return the outcome of an assignment whose update did not count, as a relative clause about its device.
+
+    `lost` is True if the assignment failed while the round was open.
     """
     kind = assignment.reason.partition(":")[0]
     if lost:
@@ -287,16 +290,19 @@ def became(assignment: UpdateRow, lost: bool) -> str:
     return "which had not answered"
 
 
-def still_out(assignment: UpdateRow) -> str:
-    """Return the state of an assignment without a reply until the deadline and since."""
+def missing_reply_text(assignment: UpdateRow) -> str:
+    """Return what is known of a reply that had not come at the deadline: that it still may, or never came."""
     over = "did not answer before the run's end" if assignment.outcome == "over" else "did not answer"
     return "has not answered yet" if assignment.outcome == "selected" else over
 
 
-def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, float]) -> str:
-    """Return the aggregator's time if it was a large part of the round; `uncounted` is time outside the run's clock."""
+def aggregator_text(took: float, stages: Mapping[str, float], uncounted: Mapping[str, float]) -> str:
+    """Return a clause about the aggregator's stages if they took a large share of the round; "" otherwise.
+
+    `uncounted` are stages that the clock of a simulation does not count.
+    """
     mine = uncounted or stages
-    if not mine or sum(mine.values()) < OWN_SHARE * took:
+    if not mine or sum(mine.values()) < AGGREGATOR_SHARE * took:
         return ""
     most = max(mine, key=lambda stage: mine[stage])
     said = f"; the aggregator took {duration(sum(mine.values()))} ({most} {duration(mine[most])})"
@@ -304,24 +310,20 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
 
 
 def downtime_text(found: RoundRow, meanwhile: str = "") -> str:
-    """Return the downtime in words, "" if it was short; `meanwhile` is appended."""
+    """Return a clause about the aggregator's downtime, with `meanwhile` at its end; "" if the downtime was short."""
     if clock_was_set(found):
         return f"the aggregator was offline{meanwhile} for an unknown time: the clock was set"
-    return f"the aggregator was offline for {duration(took)}{meanwhile}" if (took := down_s(found)) >= TOLD_S else ""
+    took = downtime_of(found)
+    return f"the aggregator was offline for {duration(took)}{meanwhile}" if took >= MIN_DOWNTIME_S else ""
 
 
-def unanswered(found: RoundRow) -> int:
+def count_unanswered(found: RoundRow) -> int:
     """Return the number of devices that had not replied when the round closed; late replies came after that."""
     return max(0, len(found.selected) - found.aggregated_count - found.dropped - found.failed)
 
 
-def names(devices: Sequence[str]) -> str:
-    """Return the first device, and the number of the others."""
-    return devices[0] if len(devices) == 1 else f"{devices[0]} and {len(devices) - 1} more"
-
-
-def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float | None = None) -> str:
-    """Return the longest stage in words, with the device as the subject of the sentence."""
+def longest_stage_text(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float | None = None) -> str:
+    """Return a clause about the longest stage, whose subject is the device."""
     name = max(stages, key=lambda stage: stages[stage])
     took = duration(stages[name])
     if name == "upload" and assignment and assignment.payload_up and stages[name] > 0:
@@ -338,9 +340,9 @@ def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float 
         of_it = ""
         if rtt_s and assignment.requests * rtt_s < stages[name] / 2:
             of_it = ": it was offline or busy"
-        return f"spent {took} in no measured stage ({exchange(assignment.requests, rtt_s)}){of_it}"
+        return f"spent {took} in no measured stage ({requests_text(assignment.requests, rtt_s)}){of_it}"
     return {
-        "delivery": f"got the assignment after {took}", "redelivery": again(stages[name]),
+        "delivery": f"got the assignment after {took}", "redelivery": redelivery_text(stages[name]),
         "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
         "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
@@ -349,17 +351,15 @@ def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float 
     }[name]  # fmt: skip
 
 
-def again(took_s: float) -> str:
-    """Return the second delivery of an assignment in words: the device's process or connection was lost during its
-    work.
-    """
+def redelivery_text(took_s: float) -> str:
+    """Return a clause about the second delivery of an assignment, after the device lost its process or connection."""
     return f"got the assignment again after {duration(took_s)}: what it had begun was lost"
 
 
-def exchange(requests: int, rtt_s: float | None) -> str:
+def requests_text(requests: int, rtt_s: float | None) -> str:
     """Return the requests times the round trip, and the product if it is known; "" without a request.
 
-    >>> exchange(2, 0.048), exchange(1, None), exchange(0, 0.048)
+    >>> requests_text(2, 0.048), requests_text(1, None), requests_text(0, 0.048)
     ('2 requests x 48 ms = 96 ms', '1 request', '')
     """
     if not requests:

@@ -26,21 +26,21 @@ from thinwire.core.formatting import duration
 from thinwire.core.types import PHASES
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 
-ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
+DEVICE_STAGES = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
 # In order. delivery: from the selection until the first delivery. redelivery: from there to the last delivery, to a
 # device that was offline in between. work: from there until the upload, of a reply that tells no time of its device.
 # upload: from the first byte of the reply until all of it is durable.
 WORK = "work"
-ALONG = ("delivery", "redelivery", *ON_DEVICE, WORK, "upload")
+ASSIGNMENT_STAGES = ("delivery", "redelivery", *DEVICE_STAGES, WORK, "upload")
 # receive: from the arrival of the last reply that counted until the aggregator handles it. aggregate: from there until
 # its update is in the sum. masks: removing them from the sum. step: the optimizer's. store: making the model version
 # durable.
-OWN = ("receive", "aggregate", "masks", "step", "store")
+AGGREGATOR_STAGES = ("receive", "aggregate", "masks", "step", "store")
 UNACCOUNTED = "unaccounted"  # the time that no stage has
 # selection: from the round's opening until the selection. downtime: no aggregator was running, no device was at work.
 # waiting: from the last update in the sum until the round closed, if a device was outstanding. A round with secure
 # aggregation has its phases in place of the stages of a device.
-STAGES = ("selection", *ALONG, *PHASES, "downtime", "waiting", *OWN, UNACCOUNTED)
+STAGES = ("selection", *ASSIGNMENT_STAGES, *PHASES, "downtime", "waiting", *AGGREGATOR_STAGES, UNACCOUNTED)
 REDELIVERY_S = 1.0  # two deliveries of an assignment within this time count as one
 Downtimes = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
 
@@ -68,11 +68,12 @@ def stretches(assignment: UpdateRow, downtimes: Downtimes = ()) -> list[Stretch]
     began = min(max(selected, assignment.began_at or assignment.arrived_at), assignment.arrived_at)
     pulled = min(max(selected, assignment.pulled_at or selected), began)
     first = max(selected, first_delivered(assignment, pulled))
-    found = [*around("delivery", selected, first, downtimes), *around("redelivery", first, pulled, downtimes)]
-    found += end_to_end(pulled, began, {name: getattr(assignment, f"{name}_s") or 0.0 for name in ON_DEVICE})
+    found = [*around_downtimes("delivery", selected, first, downtimes)]
+    found += around_downtimes("redelivery", first, pulled, downtimes)
+    found += end_to_end(pulled, began, {name: getattr(assignment, f"{name}_s") or 0.0 for name in DEVICE_STAGES})
     worked = max([pulled, *(one.end_s for one in found)])
-    rest = UNACCOUNTED if any(getattr(assignment, f"{name}_s") for name in ON_DEVICE) else WORK
-    found += [*around(rest, worked, began, downtimes), Stretch("upload", began, assignment.arrived_at)]
+    rest = UNACCOUNTED if any(getattr(assignment, f"{name}_s") for name in DEVICE_STAGES) else WORK
+    found += [*around_downtimes(rest, worked, began, downtimes), Stretch("upload", began, assignment.arrived_at)]
     return [one for one in found if one.end_s > one.begin_s]
 
 
@@ -88,10 +89,10 @@ def end_to_end(begin_s: float, end_s: float, took: Mapping[str, float]) -> list[
     return found
 
 
-def around(stage: str, begin_s: float, end_s: float, downtimes: Downtimes) -> Iterator[Stretch]:
+def around_downtimes(stage: str, begin_s: float, end_s: float, downtimes: Downtimes) -> Iterator[Stretch]:
     """Yield a stage in which no device worked, with each time without an aggregator in it as the stage `downtime`.
 
-    >>> [one.stage for one in around("waiting", 0.0, 10.0, [(4.0, 6.0)])]
+    >>> [one.stage for one in around_downtimes("waiting", 0.0, 10.0, [(4.0, 6.0)])]
     ['waiting', 'downtime', 'waiting']
     """
     for since, until, *_ in downtimes:
@@ -117,14 +118,14 @@ def by_stage(found: Iterable[Stretch], begin_s: float, end_s: float) -> dict[str
     return {stage: seconds for stage, seconds in took.items() if seconds > 0.0}
 
 
-def along(assignment: UpdateRow, downtimes: Downtimes = (), since_s: float = 0.0) -> dict[str, float]:
+def assignment_stages(assignment: UpdateRow, downtimes: Downtimes = (), since_s: float = 0.0) -> dict[str, float]:
     """Return the seconds by stage of one assignment with a reply, from its selection on, and not before `since_s`."""
     assert assignment.arrived_at is not None
     begin_s = max(since_s, _assigned_at(assignment))
     return by_stage(stretches(assignment, downtimes), begin_s, max(begin_s, assignment.arrived_at))
 
 
-def of_round(
+def round_stages(
     found: RoundRow, begin_s: float, slowest: UpdateRow | None, own: Mapping[str, float], waits: bool
 ) -> dict[str, float]:
     """Return the seconds by stage of a closed round that began to accept replies at `begin_s`.
@@ -137,19 +138,19 @@ def of_round(
     closed_s = min(end_s - sum(after.values()), end_s if found.closed_at is None else found.closed_at)
     if slowest is not None and slowest.arrived_at is not None:
         parts = [
-            *around("selection", begin_s, _assigned_at(slowest), found.downtimes),
+            *around_downtimes("selection", begin_s, _assigned_at(slowest), found.downtimes),
             *stretches(slowest, found.downtimes),
         ]
         at = max(begin_s, slowest.arrived_at)
     else:
         spent = {"delivery": found.spent.get("wait_s", 0.0)}
-        spent |= {stage: found.spent.get(f"{stage}_s", 0.0) for stage in (*ON_DEVICE, "upload")}
+        spent |= {stage: found.spent.get(f"{stage}_s", 0.0) for stage in (*DEVICE_STAGES, "upload")}
         parts = end_to_end(begin_s, end_s, spent)
         at = parts[-1].end_s
     handled = end_to_end(at, end_s, {stage: own.get(stage, 0.0) for stage in ("receive", "aggregate")})
     at = handled[-1].end_s
     closed_s = max(at, closed_s)
-    outstanding = around("waiting" if waits else UNACCOUNTED, at, closed_s, found.downtimes)
+    outstanding = around_downtimes("waiting" if waits else UNACCOUNTED, at, closed_s, found.downtimes)
     return by_stage([*parts, *handled, *outstanding, *end_to_end(closed_s, end_s, after)], begin_s, end_s)
 
 
@@ -162,28 +163,28 @@ def first_delivered(assignment: UpdateRow, pulled_at: float) -> float:
     )
 
 
-def turns(rounds: Sequence[RoundRow], taken: RoundBecameCurrent | None = None) -> dict[int, float | None]:
+def turns(rounds: Sequence[RoundRow], became_current: RoundBecameCurrent | None = None) -> dict[int, float | None]:
     """Return when each round began to accept replies, from which its seconds count; None if it has not begun yet.
 
     A round begins to accept replies when it opens. A pipelined round begins when it becomes the current round. That can
     be long after the previous round closed, because the run may have waited for devices. For a closed round its seconds
     give this moment. Its closing time does not: the round closed before its step was made and stored, which its seconds
-    include. For an open round of a pipelined run `taken` gives it: the last round that became current. Older journals
-    do not record that, so there a round begins when the previous one has closed.
+    include. For an open round of a pipelined run `became_current` gives it: the last round that became current. Older
+    journals do not record that, so there a round begins when the previous one has closed.
     """
     before = {later.round: earlier.closed_at for earlier, later in pairwise(rounds)}
-    return {one.round: turn_at(one, before.get(one.round, 0.0), taken) for one in rounds}
+    return {one.round: turn_at(one, before.get(one.round, 0.0), became_current) for one in rounds}
 
 
-def turn_at(one: RoundRow, before: float | None, taken: RoundBecameCurrent | None = None) -> float | None:
+def turn_at(one: RoundRow, before: float | None, became_current: RoundBecameCurrent | None = None) -> float | None:
     """Return the moment at which one round began to accept replies.
 
     `before` is when the previous round closed: None if it is open, 0 if there is none.
     """
     if before is None:
         return None
-    if taken is not None and not one.reason and one.round >= taken.round:
-        return taken.at if one.round == taken.round else None
+    if became_current is not None and not one.reason and one.round >= became_current.round:
+        return became_current.at if one.round == became_current.round else None
     if one.opened_at >= before or one.closed_at is None or one.seconds is None:
         return max(one.opened_at, before)
     since = one.seconds - one.spent.get("step_s", 0.0) - one.spent.get("store_s", 0.0)
@@ -195,8 +196,8 @@ def _assigned_at(assignment: UpdateRow) -> float:
     return min(assignment.assigned_at or assignment.arrived_at, assignment.arrived_at)
 
 
-def over_at(assignment: UpdateRow, found: RoundRow) -> float | None:
-    """Return when the assignment had its outcome; None if not before the round closed, 0 if its failure has no time."""
+def settled_at(assignment: UpdateRow, found: RoundRow) -> float | None:
+    """Return the time of an assignment's outcome; None if it came after the round closed, 0 if it has no time."""
     if assignment.arrived_at is None and assignment.failed_at is None:
         return 0.0 if assignment.outcome in ("failed", "aggregated", "dropped") else None
     moments = [at for at in (assignment.arrived_at, assignment.failed_at) if at is not None]
@@ -208,8 +209,8 @@ def clock_was_set(found: RoundRow) -> bool:
     return any(downtime_s(*one) is None for one in found.downtimes)
 
 
-def down_s(found: RoundRow) -> float:
-    """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
+def downtime_of(found: RoundRow) -> float:
+    """Return the seconds without an aggregator while the round was open; those of unknown length count as 0."""
     return sum(downtime_s(*one) or 0.0 for one in found.downtimes)
 
 
@@ -269,7 +270,7 @@ def phases_of(found: RoundRow, closed: Sequence[PhaseRow], assignments: Sequence
     return shown
 
 
-def longest(phases: Sequence[Phase]) -> Phase | None:
+def longest_phase(phases: Sequence[Phase]) -> Phase | None:
     """Return the phase that lasted longest; None if no length is known."""
     return max((one for one in phases if one.seconds is not None), key=lambda one: one.seconds or 0.0, default=None)
 
@@ -284,15 +285,15 @@ def waited_text(one: Phase) -> str:
     silent = waited_for(one)
     said = f"the phase {one.phase} lasted {duration(one.seconds)}, waiting for {one.waits_for}"
     if silent:
-        said += f" of {_names(silent)} until its deadline"
+        said += f" of {first_name_and_count(silent)} until its deadline"
     elif one.last:
         said += f"; the last came from {one.last}"
     late = [device for device, reason in one.dropped.items() if reason == ROUND_OVER]
     if late:
-        said += f"; {_names(late)} {'were' if late[1:] else 'was'} not waited for"
+        said += f"; {first_name_and_count(late)} {'were' if late[1:] else 'was'} not waited for"
     if others := [device for device in one.dropped if device not in (*silent, *late)]:
         kind = one.dropped[others[0]].partition(":")[0]
-        said += f"; {_names(others)} dropped out" + (f" ({kind})" if kind and not others[1:] else "")
+        said += f"; {first_name_and_count(others)} dropped out" + (f" ({kind})" if kind and not others[1:] else "")
     return said
 
 
@@ -305,6 +306,6 @@ def open_text(found: RoundRow, phases: Sequence[Phase]) -> str:
     return f"Round {found.round} is open: {waits}; {left}."
 
 
-def _names(devices: Sequence[str]) -> str:
+def first_name_and_count(devices: Sequence[str]) -> str:
     """Return the first device, and the number of the others."""
     return devices[0] if len(devices) == 1 else f"{devices[0]} and {len(devices) - 1} more"

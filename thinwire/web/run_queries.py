@@ -26,7 +26,7 @@ from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.store import START_RUN, PointRow, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.explaining import explain_run, totals_of
 from thinwire.store.round_explanation import RoundExplanation, stored
-from thinwire.store.round_timing import clock_was_set, down_s, open_text, phases_of, stretches, turns
+from thinwire.store.round_timing import clock_was_set, downtime_of, open_text, phases_of, stretches, turns
 from thinwire.web import round_schemas, schemas
 from thinwire.web.client_queries import AT_WORK, Clients, ShownKey
 from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, overlaps, run_sentence
@@ -155,7 +155,7 @@ class Reader:
             change=0 if is_sampled(row.plan) else max([change, *(one.changed for one in own)]),
             deadline_reason=deadline_sentence(found.deadline_s, found.deadline_reason), sampling=found.sampling,
             turn_at=turn_at,
-            missed_s=max(found.missed_s, down_s(found)),
+            missed_s=max(found.missed_s, downtime_of(found)),
             codecs=Counter(found.codecs.values()).most_common(),
             phases=[round_schemas.Phase.model_validate(one) for one in phases],
             updates=[update(one, of.get(one.round), turn_at, hidden) for one in own],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from thinwire.core.formatting import counted, duration, figure
 from thinwire.reports import secure_rounds
 from thinwire.store import RoundRow, RunRow, UpdateRow
-from thinwire.store.round_explanation import downtime_text, unanswered
+from thinwire.store.round_explanation import count_unanswered, downtime_text
 
 NOT_MEASURED = 'the plan measures no model: [run] evaluate = "off"'
 
@@ -122,7 +122,7 @@ def closing(round_: RoundRow, least: int = 0) -> str:
 
     `least` is the fewest clients in a sum under masks, 0 without secure aggregation.
     """
-    selected, silent = len(round_.selected), unanswered(round_)
+    selected, silent = len(round_.selected), count_unanswered(round_)
     if round_.hides_sample and round_.reason == "deadline":
         return "its deadline passed; who was sampled is not shown"
     said = {
@@ -167,7 +167,7 @@ def _enough(round_: RoundRow, silent: int) -> str:
 
 def _came(round_: RoundRow) -> int:
     """Return the number of clients that replied."""
-    return max(0, len(round_.selected) - round_.failed - unanswered(round_))
+    return max(0, len(round_.selected) - round_.failed - count_unanswered(round_))
 
 
 def _made(run: RunRow) -> str:

@@ -88,7 +88,7 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
 
     `spent_s` maps the stages of all rounds to their seconds, which add up to `rounds_s`, as in `runs show --why`.
     """
-    from thinwire.store.explaining import in_all
+    from thinwire.store.explaining import explain_rounds
 
     row = store.run(run_id)
     rounds = store.rounds(run_id)
@@ -107,7 +107,9 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
         "dropped": row.dropped,
         "failed": row.failed,
         "rounds_s": sum(one.seconds or 0.0 for one in rounds),
-        "spent_s": {f"{name}_s": seconds for name, seconds in in_all(store.explanations(run_id)).stages.items()},
+        "spent_s": {
+            f"{name}_s": seconds for name, seconds in explain_rounds(store.explanations(run_id)).stages.items()
+        },
     }
 
 

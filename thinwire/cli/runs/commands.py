@@ -51,7 +51,7 @@ def show(
     from thinwire.cli.local_state import again, end_abandoned, opened
     from thinwire.cli.runs.render import run_document
     from thinwire.core.errors import NotFound
-    from thinwire.store.explaining import explain_run, in_all, totals_of
+    from thinwire.store.explaining import explain_rounds, explain_run, totals_of
 
     end_abandoned(home)
     with opened(home) as store:
@@ -72,7 +72,7 @@ def show(
             _header(store, row, store.rounds(row.run_id, row.rounds_closed + 1))
             first = max(1, last - EXPLAINED + 1) if number is None else number
             found = store.explanations(row.run_id, first, number)
-            print_explanations(found, in_all(found) if number else explain_run(totals_of(store, row)))
+            print_explanations(found, explain_rounds(found) if number else explain_run(totals_of(store, row)))
             if first > 1 and number is None:
                 earlier = f"rounds 1 to {first - 1}" if first > 2 else "round 1"
                 console.note(f"not shown: {earlier}; --round N explains one, --json all of them")
@@ -284,10 +284,10 @@ def model(
 
 def explanations_document(found: list[RoundExplanation]) -> dict[str, Any]:
     """Return the part of the run's document that `--why` adds."""
-    from thinwire.store.explaining import in_all
+    from thinwire.store.explaining import explain_rounds
 
     return {
-        "why": _explanation_document(in_all(found)),
+        "why": _explanation_document(explain_rounds(found)),
         "rounds_why": [{"round": one.round, **_explanation_document(one)} for one in found],
     }
 

@@ -269,7 +269,7 @@ def test_a_run_says_where_its_time_went(thinwire, home):
     told(home)
     shown = thinwire("runs", "show", "toy", "--why", "--home", home).out
     assert "2 rounds took 3.0 s" in shown
-    assert "Round 1 took 1.5 s: 1 of 2 had not answered when its deadline of" in shown
+    assert "Round 1 took 1.5 s: 1 of 2 had not replied when its deadline of" in shown
     found = thinwire("runs", "show", "toy", "--why", "--json", "--home", home).document
     assert [one["round"] for one in found["rounds_why"]] == [1, 2]
     assert found["why"]["seconds"] == 3.0

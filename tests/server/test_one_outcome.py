@@ -49,7 +49,7 @@ def test_who_is_slower_than_the_run_has_an_outcome_that_is_no_failure(tmp_path: 
     assert {one.device: one.failed for one in bench.store.clients(bench.run_id)} == {"a": 0, "b": 0, "c": 0}
     first = bench.store.rounds(bench.run_id)[0]
     told = explain_round(first, bench.store.updates(bench.run_id, 1))
-    assert first.failed == 0 and "1 of 3 had not answered" in told.sentence and told.waited_for == ("c",)
+    assert first.failed == 0 and "1 of 3 had not replied" in told.sentence and told.waited_for == ("c",)
 
 
 def test_it_is_told_that_nobody_waits(tmp_path: Path) -> None:

@@ -53,14 +53,14 @@ def test_a_deadline_says_whom_it_cut_off():
     found = explain_round(closed, [QUICK, late])
     assert found.waited_for == ("pi-3",)
     assert found.sentence == (
-        "Round 12 took 25 s: 1 of 2 had not answered when its deadline of 25 s passed; pi-3 took 41 s and uploaded "
+        "Round 12 took 25 s: 1 of 2 had not replied when its deadline of 25 s passed; pi-3 took 41 s and uploaded "
         "9.1 MB at 2 Mb/s in 36 s."
     )
 
 
 @pytest.mark.parametrize(
     ("pulled_at", "said"),
-    [(100.5, "pi-3 got the assignment and has not answered yet."), (None, "pi-3 got no assignment that is known of.")],
+    [(100.5, "pi-3 got the assignment and has not replied yet."), (None, "pi-3 got no assignment that is known of.")],
 )
 def test_who_has_not_answered_is_told_by_what_was_seen_of_it(pulled_at, said):
     closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
@@ -69,7 +69,7 @@ def test_who_has_not_answered_is_told_by_what_was_seen_of_it(pulled_at, said):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"), [("over", "did not answer before the run's end."), ("failed", "did not answer.")]
+    ("outcome", "said"), [("over", "did not reply before the run's end."), ("failed", "did not reply.")]
 )
 def test_who_will_not_answer_any_more_is_not_said_to_be_waited_for_yet(outcome, said):
     closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")

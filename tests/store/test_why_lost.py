@@ -26,7 +26,7 @@ def test_who_was_lost_is_named_with_the_wait_for_it_where_that_is_the_most():
     assert found.sentence == "Round 12 took 38 s: waited 34 s for pi-3, which was lost."
     assert (found.waited_for, found.device) == (("pi-3",), "pi-2")
     assert found.stages["waiting"] == pytest.approx(138.2 - 104.0 - 0.1), "from the last update in the sum on"
-    assert "; pi-3 had not answered in time in 1." in explain_rounds([found]).sentence
+    assert "; pi-3 had not replied in time in 1." in explain_rounds([found]).sentence
 
 
 def test_who_was_lost_soon_after_the_last_answer_is_not_blamed_for_the_round():
@@ -46,9 +46,9 @@ def test_who_failed_before_the_last_answer_held_nobody_up():
     [
         ({"reason": "task-error: ValueError in task.py:3"}, "pi-3, which failed (task-error)"),
         ({"outcome": "dropped", "reason": "bad-payload", "failed_at": None, "arrived_at": 138.0},
-         "pi-3, whose answer was dropped (bad-payload)"),
-        ({"outcome": "selected", "reason": "", "failed_at": None}, "pi-3, which had not answered"),
-        ({"outcome": "selected", "reason": "", "failed_at": 190.0}, "pi-3, which had not answered"),
+         "pi-3, whose reply was dropped (bad-payload)"),
+        ({"outcome": "selected", "reason": "", "failed_at": None}, "pi-3, which had not replied"),
+        ({"outcome": "selected", "reason": "", "failed_at": 190.0}, "pi-3, which had not replied"),
         ({"outcome": "aggregated-late", "reason": "", "arrived_at": 190.0}, "pi-3, which was lost"),
     ],
 )  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_deadline_counts_who_was_out_when_it_passed_and_not_who_was_lost_befor
     silent = replace(FAILED, device="pi-1", outcome="selected", reason="", failed_at=None)
     found = explain_round(closed, [silent, QUICK, replace(FAILED, failed_at=120.0)])
     assert found.waited_for == ("pi-1",)
-    assert "1 of 3 had not answered when its deadline of 38 s passed; pi-1 got the assignment" in found.sentence
+    assert "1 of 3 had not replied when its deadline of 38 s passed; pi-1 got the assignment" in found.sentence
 
 
 def test_what_a_device_does_for_the_next_buffer_held_nothing_up():

@@ -159,9 +159,9 @@ def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient,
     assert [rounds[n]["reason"] for n in (3, 4, 6, 7)] == ["all", "deadline", "enough", "too-few"]
     assert rounds[3]["closing"] == "everybody selected has answered"
     assert " s for pi-07, which trained 50 steps in " in rounds[3]["why"]
-    assert rounds[4]["closing"] == "the deadline passed: 1 of 8 devices had not answered"
+    assert rounds[4]["closing"] == "the deadline passed: 1 of 8 devices had not replied"
     assert rounds[4]["why"].startswith(
-        "Round 4 took 4.0 s: 1 of 8 had not answered when its deadline of 4.0 s passed; pi-07 took 5.6 s and trained"
+        "Round 4 took 4.0 s: 1 of 8 had not replied when its deadline of 4.0 s passed; pi-07 took 5.6 s and trained"
     )
     assert rounds[6]["closing"] == "all that could answer did; 1 device failed"
     assert rounds[7]["closing"] == "too few answered: 3 of at least 4; the model stays as it was"

@@ -52,7 +52,7 @@ def end(running: RunContext) -> None:
         how = "did not reach" if version is None else "reached"
         said += f", {target.metric} {how} {target.value:g}" + ("" if version is None else f" with version {version}")
         if run_state.scores.evaluated and not run_state.scores.by_enough:
-            said += "; too few devices measured it in every round: fewer than half, and fewer than three"
+            said += "; too few devices evaluated it in every round: fewer than half, and fewer than three"
     if run_state.scores.lost_patience(plan.run.patience) and run_state.steps_made < plan.run.rounds:
         best = run_state.scores.best
         found = f", version {best.version} stays the best" if best else ""
@@ -156,7 +156,7 @@ def _evaluate_last(running: RunContext) -> None:
     could = {*answered, *running.eligibility.able()}
     able = sorted(evaluators(running.plan, running.run_state.rounds_opened + 1, could) - answered)
     assignments = {device: evaluation_id_of(running.run_id, version, device) for device in able}
-    running.status("running", f"measuring the last model on {counted(len(assignments) + len(headers), 'device')}")
+    running.status("running", f"evaluating the last model on {counted(len(assignments) + len(headers), 'device')}")
     running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])
     until, open_assignments, assigned = running.elapsed + deadline, dict(assignments), len(assignments) + len(headers)
     while open_assignments and running.elapsed < until and not running.must_stop():

@@ -322,7 +322,7 @@ def explain_run(totals: RunTotals) -> RoundExplanation:
         said += f", {100 * spent[most] / totals.seconds:.0f} % of it in the stage {most}"
     (device, count), (silent, times) = map(_most_frequent, (totals.slowest, totals.missed))
     said += f"; {device} was the slowest in {count} of {totals.rounds}" if count else ""
-    said += f"; {silent} had not answered in time in {times}" if times else ""
+    said += f"; {silent} had not replied in time in {times}" if times else ""
     said += aggregator_text(totals.seconds, {}, uncounted)
     rtt_s, device = totals.trips_s / totals.timed if totals.timed else None, device if count else ""
     return RoundExplanation(0, totals.seconds, f"{said}.", device, spent, (), totals.requests, rtt_s, uncounted)

@@ -254,9 +254,7 @@ def _deadline_text(found: RoundRow, assignments: Sequence[UpdateRow], waited_for
     if found.hides_sample:
         return f"it ended at its deadline of {duration(found.deadline_s)}, whoever was sampled"
     silent = len(waited_for) or count_unanswered(found)
-    said = (
-        f"{silent} of {len(found.selected)} had not answered when its deadline of {duration(found.deadline_s)} passed"
-    )
+    said = f"{silent} of {len(found.selected)} had not replied when its deadline of {duration(found.deadline_s)} passed"
     late = [one for one in assignments if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
@@ -286,14 +284,14 @@ def outcome_text(assignment: UpdateRow, lost: bool) -> str:
             "which was lost" if kind in ("offline", "") or assignment.outcome != "failed" else f"which failed ({kind})"
         )
     if assignment.outcome == "dropped":
-        return f"whose answer was dropped ({kind})" if kind else "whose answer was dropped"
-    return "which had not answered"
+        return f"whose reply was dropped ({kind})" if kind else "whose reply was dropped"
+    return "which had not replied"
 
 
 def missing_reply_text(assignment: UpdateRow) -> str:
     """Return what is known of a reply that had not come at the deadline: that it still may, or never came."""
-    over = "did not answer before the run's end" if assignment.outcome == "over" else "did not answer"
-    return "has not answered yet" if assignment.outcome == "selected" else over
+    over = "did not reply before the run's end" if assignment.outcome == "over" else "did not reply"
+    return "has not replied yet" if assignment.outcome == "selected" else over
 
 
 def aggregator_text(took: float, stages: Mapping[str, float], uncounted: Mapping[str, float]) -> str:
@@ -344,7 +342,7 @@ def longest_stage_text(stages: Mapping[str, float], assignment: UpdateRow | None
     return {
         "delivery": f"got the assignment after {took}", "redelivery": redelivery_text(stages[name]),
         "queue": f"did other work first for {took}",
-        "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
+        "evaluate": f"evaluated the model for {took}", "encode": f"encoded for {took}",
         "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
         UNACCOUNTED: f"spent {took} in no measured stage", "upload": f"uploaded for {took}",
         "download": f"downloaded for {took}", "train": f"trained for {took}", "work": f"worked for {took}",

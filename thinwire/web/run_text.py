@@ -129,7 +129,7 @@ def closing(round_: RoundRow, least: int = 0) -> str:
         "": "",
         "all": "everybody selected has answered",
         "enough": _enough(round_, silent),
-        "deadline": f"the deadline passed: {silent} of {counted(selected, 'device')} had not answered",
+        "deadline": f"the deadline passed: {silent} of {counted(selected, 'device')} had not replied",
         "too-few": f"{_too_few(round_, least)}; the model stays as it was",
         "buffer": f"the buffer was full: {counted(len(round_.aggregated), 'update')}",
         "stopped": "a person stopped the run",

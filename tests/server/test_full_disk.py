@@ -74,6 +74,6 @@ def test_it_ends_the_service_whose_next_start_goes_on(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patch, pytest.raises(NotWritten):
         Full(made, patch, 4)
         serve(made.fleet, made.store, made.home, clock=made.clock)
-    assert made.store.line()
+    assert made.store.run_queue()
     made.restart()
     assert made.drive().status == "done"

@@ -23,7 +23,7 @@ from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store
-from thinwire.store.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations, most_steps
+from thinwire.store.device_profiles import MAX_SAMPLES, START_S, DeviceProfiles, Workload, durations, max_believed_steps
 
 WORK = "model/32"
 TIMINGS = Timings(download_s=2.0, queue_s=0.5, evaluate_s=1.0, train_s=5.0, encode_s=0.5)
@@ -70,7 +70,7 @@ def test_a_count_of_steps_makes_no_device_look_faster_than_its_work(local: str, 
     epochs = "" if "steps" in local else "\nepochs = 2"
     plan = RunPlan.parse(f'[run]\ntask = "toy"\n[local]\nlr = 1.0\n{local}{epochs}')
     lying = replace(HEAD, steps=9000)
-    found = durations(lying, 5000, 0.0 if assigned else 2.0, most_steps(plan, lying, assigned))
+    found = durations(lying, 5000, 0.0 if assigned else 2.0, max_believed_steps(plan, lying, assigned))
     assert found["step"] == (believed, 5.0)
 
 
@@ -119,16 +119,16 @@ def test_what_is_read_back_decides_as_what_wrote_it(answers: list[tuple[str, dic
     known, rows = DeviceProfiles(), dict[tuple[str, str, str], MeasureRow]()
     for device, each in answers:
         known.learn(device, WORK, each)
-        rows |= {(row.device, row.kind, row.work): row for row in known.news(1.0)}
-    assert known.news(2.0) == []
+        rows |= {(row.device, row.kind, row.work): row for row in known.changed_rows(1.0)}
+    assert known.changed_rows(2.0) == []
     again = DeviceProfiles(MeasureRow(**json.loads(json.dumps(asdict(row)))) for row in rows.values())
-    assert all(len(row.samples) <= KEPT for row in rows.values())
+    assert all(len(row.samples) <= MAX_SAMPLES for row in rows.values())
     for device in "abc":
         assert again.device(device, WORK) == known.device(device, WORK)
 
 
 def test_a_row_says_bits_a_second_of_a_link_and_seconds_of_the_rest() -> None:
-    rows = {row.kind: row for row in learned(*[ONE] * KEPT).news(7.0)}
+    rows = {row.kind: row for row in learned(*[ONE] * MAX_SAMPLES).changed_rows(7.0)}
     assert rows["down"].p50 == pytest.approx(8 * 5000 / (2.0 - START_S)) and rows["down"].work == ""
     assert rows["step"].p50 == 0.5 and rows["step"].work == WORK and rows["step"].at == 7.0
     assert rows["pass"].p50 == 5.0
@@ -137,20 +137,22 @@ def test_a_row_says_bits_a_second_of_a_link_and_seconds_of_the_rest() -> None:
 def test_a_round_trip_told_again_is_one_sample() -> None:
     known = DeviceProfiles()
     for rtt_s in (0.02, 0.02, 0.03, 0.02, 0.0):
-        known.greeted("a", rtt_s)
-    assert [row.samples for row in known.news(0.0)] == [[[1.0, 0.02], [1.0, 0.03]]]
+        known.learn_rtt("a", rtt_s)
+    assert [row.samples for row in known.changed_rows(0.0)] == [[[1.0, 0.02], [1.0, 0.03]]]
 
 
 def test_of_what_was_seen_the_last_ones_count() -> None:
     known = DeviceProfiles()
-    for seconds in range(3 * KEPT):
+    for seconds in range(3 * MAX_SAMPLES):
         known.learn("a", WORK, {"encode": (1.0, float(seconds))})
-    assert [row.samples for row in known.news(0.0)] == [[[1.0, float(s)] for s in range(2 * KEPT, 3 * KEPT)]]
+    assert [row.samples for row in known.changed_rows(0.0)] == [
+        [[1.0, float(s)] for s in range(2 * MAX_SAMPLES, 3 * MAX_SAMPLES)]
+    ]
 
 
 def test_while_all_transfers_have_one_size_a_round_trip_is_what_they_begin_with() -> None:
     known = DeviceProfiles()
-    known.greeted("a", 0.2)
+    known.learn_rtt("a", 0.2)
     known.learn("a", WORK, {"up": (1e6, 1.0)})
     up = known.device("a", WORK).up
     assert up is not None and up.start_s == 0.2

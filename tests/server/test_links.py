@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.store.device_profiles import KEPT, START_S, THIN_BYTES_S, Quantiles, line, spread
+from thinwire.store.device_profiles import MAX_SAMPLES, START_S, THIN_BYTES_S, Quantiles, line, spread
 
 seconds = st.floats(1e-3, 1e3)
 rates = st.floats(1e4, 1e9)  # bits/s
@@ -20,13 +20,15 @@ def transfer(size: float, rtt_s: float, bits_s: float, jitter: float = 1.0) -> t
     return size, (rtt_s + 8 * size / bits_s) * jitter
 
 
-def seen(drawn: random.Random, rtt_s: float, bits_s: float, sizes: tuple[int, int], count: int = KEPT, jitter=0.15):
+def seen(
+    drawn: random.Random, rtt_s: float, bits_s: float, sizes: tuple[int, int], count: int = MAX_SAMPLES, jitter=0.15
+):
     """Transfers of drawn sizes over one link whose speed wavers."""
     return [transfer(drawn.randint(*sizes), rtt_s, bits_s, drawn.uniform(1 - jitter, 1 + jitter)) for _ in range(count)]
 
 
 @settings(deadline=None)
-@given(st.lists(seconds, min_size=3, max_size=KEPT), st.floats(1e3, 1e9))
+@given(st.lists(seconds, min_size=3, max_size=MAX_SAMPLES), st.floats(1e3, 1e9))
 def test_one_outlier_decides_nothing(values: list[float], outlier: float) -> None:
     found = spread([*values, outlier])
     assert found is not None and found.p90 <= 1.5 * max(values)
@@ -74,7 +76,7 @@ def test_a_transfer_that_hung_once_changes_no_prediction_much(
     drawn: random.Random, rtt_s: float, bits_s: float, hung: float
 ) -> None:
     transfers = seen(drawn, rtt_s, bits_s, (10_000, 4_000_000))
-    at = drawn.randrange(KEPT)
+    at = drawn.randrange(MAX_SAMPLES)
     transfers[at] = transfers[at][0], transfers[at][1] * hung
     found = line(transfers)
     _, true_s = transfer(2_000_000, rtt_s, bits_s)

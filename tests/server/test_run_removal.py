@@ -180,7 +180,7 @@ def test_a_queued_run_is_deleted_only_if_that_is_said(tmp_path: Path) -> None:
     require_deletable(site.store.run(run_id), with_queued=True)
     delete_run(site.store, site.home, run_id, "ann")
     assert not left(site, run_id)
-    assert not site.store.line()
+    assert not site.store.run_queue()
 
 
 @pytest.mark.parametrize("keep_days", [None, 30])

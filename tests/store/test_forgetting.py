@@ -132,10 +132,10 @@ def test_spending_stays_and_the_epsilon_of_the_run_is_the_same(store: Store, sto
 
 
 def test_packed_events_are_replaced_too(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(journal, "KEPT", 50)
+    monkeypatch.setattr(journal, "SEGMENT_EVENTS", 50)
     enrol(store, *DEVICES)
     plain = PrivateStory(store, plan=PLAIN)
-    while store.last_seq(plain.run_id) < 3 * journal.KEPT:
+    while store.last_seq(plain.run_id) < 3 * journal.SEGMENT_EVENTS:
         plain.play()
     plain.end()
     numbers = [seq for seq, _ in store.events(plain.run_id)]

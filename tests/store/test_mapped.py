@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.store.spool import LEAST, mapped
+from thinwire.store.spool import MIN_MAPPED_BYTES, map_file
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a page is not readable")
-BYTES = bytes(range(251)) * (2 * LEAST // 251 + 1)
+BYTES = bytes(range(251)) * (2 * MIN_MAPPED_BYTES // 251 + 1)
 
 
 @pytest.fixture
@@ -25,29 +25,29 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("at", [0, 1, 4095, 4096, 100_000])
 def test_a_part_may_begin_at_any_byte(path: Path, at: int) -> None:
     with path.open("rb") as file:
-        view = mapped(file.fileno(), at, LEAST)
+        view = map_file(file.fileno(), at, MIN_MAPPED_BYTES)
     assert view is not None
-    assert view == BYTES[at : at + LEAST]
+    assert view == BYTES[at : at + MIN_MAPPED_BYTES]
     assert view.readonly
 
 
 @linux
 def test_a_view_outlives_its_file(path: Path) -> None:
     with path.open("rb") as file:
-        view = mapped(file.fileno(), 7, LEAST)
+        view = map_file(file.fileno(), 7, MIN_MAPPED_BYTES)
     path.unlink()
     assert view is not None
-    assert view == BYTES[7 : 7 + LEAST]
+    assert view == BYTES[7 : 7 + MIN_MAPPED_BYTES]
 
 
 def test_what_is_not_wholly_there_is_not_mapped(path: Path) -> None:
     with path.open("rb") as file:
-        assert mapped(file.fileno(), len(BYTES) - LEAST + 1, LEAST) is None
+        assert map_file(file.fileno(), len(BYTES) - MIN_MAPPED_BYTES + 1, MIN_MAPPED_BYTES) is None
 
 
 def test_a_short_part_is_not_worth_a_mapping(path: Path) -> None:
     with path.open("rb") as file:
-        assert mapped(file.fileno(), 0, LEAST - 1) is None
+        assert map_file(file.fileno(), 0, MIN_MAPPED_BYTES - 1) is None
 
 
 @linux
@@ -58,4 +58,4 @@ def test_pages_that_are_not_readable_are_not_mapped(path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("thinwire.store.spool.mmap.mmap", Broken)
     with path.open("rb") as file:
-        assert mapped(file.fileno(), 0, LEAST) is None
+        assert map_file(file.fileno(), 0, MIN_MAPPED_BYTES) is None

@@ -58,15 +58,15 @@ def test_a_run_that_is_not_there_is_answered_with_near_ones(store: Store) -> Non
 
 
 def test_a_begun_run_is_served_before_the_oldest_in_the_queue(store: Store) -> None:
-    assert not store.line()
+    assert not store.run_queue()
     first, second, sim = new_run(store), new_run(store), new_run(store, source="sim")
     store.record(sim, [status("running")])
-    assert store.line()[0] == store.run(first)
+    assert store.run_queue()[0] == store.run(first)
     store.record(second, [status("running")])
-    assert store.line()[0] == store.run(second)
+    assert store.run_queue()[0] == store.run(second)
     store.record(second, [status("done")])
     store.record(first, [status("stopped")])
-    assert not store.line()
+    assert not store.run_queue()
 
 
 def test_a_run_that_is_still_being_handed_over_is_not_served(store: Store) -> None:
@@ -75,7 +75,7 @@ def test_a_run_that_is_still_being_handed_over_is_not_served(store: Store) -> No
     store.record(other, [status("preparing")])
     assert store.run("latest") == run
     store.record(run.run_id, [status("preparing")])
-    assert not store.line()
+    assert not store.run_queue()
     assert store.run(other[:-1] + "2").run_id == other
 
 

@@ -23,7 +23,7 @@ KEPT, EVENTS = 5, 43
 
 @pytest.fixture(autouse=True)
 def small() -> Iterator[None]:
-    with patch.object(journal, "KEPT", KEPT):
+    with patch.object(journal, "SEGMENT_EVENTS", KEPT):
         yield
 
 

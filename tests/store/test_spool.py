@@ -15,7 +15,7 @@ from thinwire.core.errors import BadPayload, DataLost, ReplyLost
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool
-from thinwire.store.spool import LENGTH, MANY_FOLDERS, UNREADABLE
+from thinwire.store.spool import FOLDERS_BETWEEN_CLEANUPS, HEADER_LENGTH, UNREADABLE
 
 
 def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHeader:
@@ -135,14 +135,14 @@ def test_a_reply_that_is_not_readable_is_set_aside_and_the_others_are_there(tmp_
     path = spool.path(reply([b"abc"]).update_id)
     match damage:
         case "header":
-            path.write_bytes(b"abc{" + LENGTH.pack(1))
+            path.write_bytes(b"abc{" + HEADER_LENGTH.pack(1))
         case "length":
-            path.write_bytes(b"abc{}" + LENGTH.pack(2**40))
+            path.write_bytes(b"abc{}" + HEADER_LENGTH.pack(2**40))
         case "parts":
             os.truncate(path, 1)
         case _:
             other = reply_to_bytes(reply([b"abc"], device="pi-02"))
-            path.write_bytes(b"abc" + other + LENGTH.pack(len(other)))
+            path.write_bytes(b"abc" + other + HEADER_LENGTH.pack(len(other)))
     before = path.read_bytes()
     assert FileSpool(tmp_path).headers() == [sound]
     aside = tmp_path / UNREADABLE / "digits-1" / path.name
@@ -194,11 +194,11 @@ def test_of_many_commits_of_one_update_at_once_one_stays_whole(tmp_path: Path) -
 def test_made_up_runs_leave_no_folders_behind(tmp_path: Path) -> None:
     spool, kept = FileSpool(tmp_path), reply([b"x"], run="digits-1")
     put(spool, kept, [b"x"])
-    for nth in range(3 * MANY_FOLDERS):
+    for nth in range(3 * FOLDERS_BETWEEN_CLEANUPS):
         header = reply([b"y"], run=f"made-up-{nth}")
         put(spool, header, [b"y"])
         spool.delete(header.update_id)
-    assert len(list(tmp_path.iterdir())) <= MANY_FOLDERS + 1
+    assert len(list(tmp_path.iterdir())) <= FOLDERS_BETWEEN_CLEANUPS + 1
     again = FileSpool(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["digits-1"]
     assert list(again.open(kept.update_id)) == [b"x"]

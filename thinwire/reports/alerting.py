@@ -47,7 +47,7 @@ def conditions(store: Store, around: Surroundings, wanted: AlertSettings) -> tup
     found = list(_of_the_aggregator(around, wanted))
     if around.down_since is not None:
         return found, frozenset(OF_RUNS)
-    for run in store.line():
+    for run in store.run_queue():
         rounds = _latest(store, run)[-LATEST:]
         found += of_run(run, rounds, _diverged(store, run, rounds), around.now, wanted)
     return found, frozenset()

@@ -178,17 +178,17 @@ def deadline_sentence(seconds: float, reasons: Reasons) -> str:
     return f"{seconds:g} s: {sentence(reasons)}" if reasons else ""
 
 
-def behind(row: RunRow, line: Sequence[RunRow]) -> str:
-    """Describe which runs a queued run waits for; `line` is the result of `Store.line()`.
+def behind(row: RunRow, queue: Sequence[RunRow]) -> str:
+    """Return a phrase about the runs that a queued run waits for; `queue` is the result of `Store.run_queue()`.
 
     Return "" for a run that is served now, has ended, or is simulated and so waits for no other.
     """
     if row.status == "queued" and row.status_text.startswith(MEMORY_TEXT):
         return row.status_text
-    ids = [one.run_id for one in line]
+    ids = [one.run_id for one in queue]
     if row.status != "queued" or row.run_id not in ids[1:]:
         return ""
-    first = line[0]
+    first = queue[0]
     does = first.status_text if first.status == "waiting" else first.status
     between = ids[1 : ids.index(row.run_id)]
     if not between:

@@ -16,7 +16,7 @@ from thinwire.server.device_terms import assigned_steps
 from thinwire.server.evaluation import names_in
 from thinwire.server.round_events import RoundResult
 from thinwire.store import MeasureRow
-from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, most_steps, work_key
+from thinwire.store.device_profiles import durations, epochs_of, max_believed_steps, with_own_work, work_key
 
 if TYPE_CHECKING:
     from thinwire.server.round_runner import RoundRunner
@@ -35,14 +35,14 @@ def learn_speeds(runner: RoundRunner, now: float) -> list[MeasureRow]:
         header = runner.headers[UpdateId.parse(event.update_id)]
         hello = running.presence.hellos.get(event.device)
         if hello is not None:
-            running.device_profiles.greeted(event.device, hello.link.get("rtt_s", 0.0))
+            running.device_profiles.learn_rtt(event.device, hello.link.get("rtt_s", 0.0))
         assigned = running.run_state.ledger.find(header.assignment_id)
-        most = most_steps(running.plan, header, assigned_steps(running, header))
+        most = max_believed_steps(running.plan, header, assigned_steps(running, header))
         found = durations(header, assigned.sent_bytes if assigned else 0, epochs_of(running.plan), most)
         if running.plan.local.steps == "auto":
-            found = at_own_pace(found, header, running.plan.local, assigned.work if assigned else None)
+            found = with_own_work(found, header, running.plan.local, assigned.work if assigned else None)
         running.device_profiles.learn(event.device, work, found)
-    return [] if running.simulated else running.device_profiles.news(now)
+    return [] if running.simulated else running.device_profiles.changed_rows(now)
 
 
 def time_spent(

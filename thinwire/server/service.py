@@ -93,7 +93,7 @@ class RunLimits:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._of: dict[str, ReplyLimit] = {}
-        for row in store.line():  # their devices may reply to assignments from before this start
+        for row in store.run_queue():  # their devices may reply to assignments from before this start
             self.of(row.run_id + ".")
 
     def of(self, assignment_id: str) -> ReplyLimit:
@@ -272,7 +272,7 @@ class Service:
 
     def _admit(self) -> None:
         """Start the runs of the queue that may go on beside the others; the first that does not fit ends the look."""
-        waiting = [row for row in self.store.line() if row.run_id not in self.dispatcher.drivers]
+        waiting = [row for row in self.store.run_queue() if row.run_id not in self.dispatcher.drivers]
         for row in waiting[: self.leases.startable_runs()]:
             going = [self.store.run(run_id) for run_id in self.dispatcher.drivers]
             if refusal := self.admission.refusal(row, going):

@@ -149,7 +149,7 @@ def best_times(known: DeviceProfiles, plan: RunPlan, layout: Layout) -> dict[str
     """
     down = 0 if plan.downlink.compressed else layout.size * FLOAT_BYTES
     taken = workload(plan, 0, down, min(update_bytes(codec, layout, {}) for codec in rungs(plan.uplink)))
-    times_of = {device: known.best(device, work_key(plan, layout), taken) for device in known.devices}
+    times_of = {device: known.least_times(device, work_key(plan, layout), taken) for device in known.devices}
     return {device: times for device, times in times_of.items() if times is not None}
 
 

@@ -89,16 +89,16 @@ class DeviceProfile:
 
 
 class DeviceProfiles:
-    """Holds the last KEPT samples of each kind for each device.
+    """Holds the last MAX_SAMPLES samples of each kind for each device.
 
     Invariant: samples that are read back from the store give the same decisions as those that were saved.
     """
 
     def __init__(self, rows: Iterable[MeasureRow] = ()) -> None:
         self._samples: dict[Key, deque[Sample]] = {
-            (row.device, row.kind, row.work): deque(((n, s) for n, s in row.samples), KEPT) for row in rows
+            (row.device, row.kind, row.work): deque(((n, s) for n, s in row.samples), MAX_SAMPLES) for row in rows
         }
-        self._news: set[Key] = set()
+        self._changed: set[Key] = set()
         self._found: dict[str, dict[str, DeviceProfile]] = {}  # device -> work -> profile, until it has new samples
 
     def learn(self, device: str, work: str, found: Mapping[str, Sample]) -> None:
@@ -106,10 +106,10 @@ class DeviceProfiles:
         self._found.pop(device, None)
         for kind, sample in found.items():
             key = device, kind, "" if kind in LINK_KINDS else work
-            self._samples.setdefault(key, deque(maxlen=KEPT)).append(sample)
-            self._news.add(key)
+            self._samples.setdefault(key, deque(maxlen=MAX_SAMPLES)).append(sample)
+            self._changed.add(key)
 
-    def greeted(self, device: str, rtt_s: float) -> None:
+    def learn_rtt(self, device: str, rtt_s: float) -> None:
         """Add the round-trip time that a device reports when it connects; repeated reports of it count once."""
         if 0 < rtt_s <= MAX_RTT_S and (1.0, rtt_s) not in self._of(device, "rtt"):
             self.learn(device, "", {"rtt": (1.0, rtt_s)})
@@ -135,7 +135,7 @@ class DeviceProfiles:
         """Return the names of the devices that have samples, sorted."""
         return sorted({device for device, _, _ in self._samples})
 
-    def best(self, name: str, work: str, workload: Workload) -> DeviceTimes | None:
+    def least_times(self, name: str, work: str, workload: Workload) -> DeviceTimes | None:
         """Return the least time that an assignment could have taken this device; None while a part was never
         measured.
         """
@@ -146,9 +146,9 @@ class DeviceProfiles:
         down_s = device.down.least_s(workload.down_bytes) if device.down and workload.down_bytes else 0.0
         return DeviceTimes(down_s, steps * min(each), device.up.least_s(workload.up_bytes))
 
-    def news(self, at: float) -> list[MeasureRow]:
+    def changed_rows(self, at: float) -> list[MeasureRow]:
         """Return the rows that have changed since the last call, with their figures at wall time `at`."""
-        changed, self._news = sorted(self._news), set()
+        changed, self._changed = sorted(self._changed), set()
         return [self._row(key, at) for key in changed]
 
     def _of(self, device: str, kind: str, work: str = "") -> list[Sample]:
@@ -171,8 +171,8 @@ class DeviceProfiles:
         return MeasureRow(device, kind, work, samples, p50, p90, at)
 
 
-KEPT = 16  # last samples of a kind: one outlier among them is ignored, two are believed
-UNLIKE = 2.0  # least ratio of two sizes that can separate the start from the rate
+MAX_SAMPLES = 16  # last samples of a kind; one outlier among them changes nothing, two count
+MIN_SIZE_RATIO = 2.0  # least ratio of two sizes that can separate the start from the rate
 START_SHARE = 0.5  # of the fastest transfer: the most that a round trip explains if all have one size
 THIN_BYTES_S = 125_000.0  # 1 Mb/s, the slowest link in our benchmarks; an unknown link counts as this slow
 START_S = 1.0  # longest start assumed if a link of THIN_BYTES_S would have needed less time
@@ -282,8 +282,8 @@ def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> LinkModel | None:
 
 def _fit(sized: Sequence[Sample], rtt_s: float) -> tuple[float, float]:
     ordered = sorted(sized)
-    unlike = ordered[-1][0] >= UNLIKE * ordered[0][0]
-    pairs = [(a, b) for a, b in combinations(ordered, 2) if b[0] >= UNLIKE * a[0]] if unlike else []
+    unlike = ordered[-1][0] >= MIN_SIZE_RATIO * ordered[0][0]
+    pairs = [(a, b) for a, b in combinations(ordered, 2) if b[0] >= MIN_SIZE_RATIO * a[0]] if unlike else []
     if pairs:
         rate = max(0.0, statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs))
         start = statistics.median(seconds - rate * size for size, seconds in sized)
@@ -301,7 +301,7 @@ SLACK_S, SLACK = 1e-3, 1e-3  # difference allowed between two clocks over the sa
 Durations = dict[str, Sample]
 
 
-def at_own_pace(
+def with_own_work(
     found: Durations, header: ReplyHeader, local: LocalSection, assigned: tuple[int, int] | None
 ) -> Durations:
     """Return the samples of a reply whose assignment had steps and a batch of its own.
@@ -317,7 +317,7 @@ def at_own_pace(
     return found
 
 
-def most_steps(plan: RunPlan, header: ReplyHeader, assigned: int) -> int:
+def max_believed_steps(plan: RunPlan, header: ReplyHeader, assigned: int) -> int:
     """Return the most steps that a reply is believed to have made; 0: any number.
 
     These are the `assigned` ones, or those of the plan's passes over the examples that the device reports. A task's own

@@ -33,7 +33,7 @@ from thinwire.core.formatting import grouped
 from thinwire.store.audit import WAS, act
 from thinwire.store.database import METADATA
 from thinwire.store.device_registry import next_change, unknown
-from thinwire.store.journal import LEVEL
+from thinwire.store.journal import COMPRESSION_LEVEL
 from thinwire.store.privacy_devices import KEY_LETTERS, PrivacyParticipant, put_pseudonym
 from thinwire.store.tables import (
     Action,
@@ -293,7 +293,7 @@ def _journal(connection: Connection, made: Renaming) -> tuple[int, set[str]]:
         events = json.loads(zlib.decompress(connection.scalars(select(Segment.c.body).where(mine)).one()))
         renamed = [[seq, kind, made.fields(body)] for seq, kind, body in events]
         if renamed != events:
-            packed = zlib.compress(json.dumps(renamed, separators=(",", ":")).encode(), LEVEL)
+            packed = zlib.compress(json.dumps(renamed, separators=(",", ":")).encode(), COMPRESSION_LEVEL)
             connection.execute(update(Segment).where(mine).values(body=packed))
             changed, runs = changed + sum(a != b for a, b in zip(renamed, events, strict=True)), runs | {run_id}
     return changed, runs

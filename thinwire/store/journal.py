@@ -3,10 +3,11 @@
 `Recorder` is the only way in which a run's facts become durable. Invariant: journal, read tables and measurements are
 written in one transaction.
 
-The newest `KEPT` events of a run are rows, which every process may follow. When twice as many have come, the oldest
-ones become a segment, in the transaction that appends the next events: compressed together they take a tenth of their
-space, because a row repeats the ids and field names of its neighbours. Invariants: each event is in one segment or one
-row. All events in segments are older than those in rows. Their numbers and bodies are those that they had as rows.
+The newest `SEGMENT_EVENTS` events of a run are rows, which every process may follow. When twice as many have come, the
+oldest ones become a segment, in the transaction that appends the next events: compressed together they take a tenth of
+their space, because a row repeats the ids and field names of its neighbours. Invariants: each event is in one segment
+or one row. All events in segments are older than those in rows. Their numbers and bodies are those that they had as
+rows.
 
 An event is stored as JSON with the name of its class (`to_json`, `from_json`).
 """
@@ -46,7 +47,7 @@ from thinwire.store.tables import HAS_SAMPLES, Command, Device, Journal, Measure
 from thinwire.store.write_batch import KnownRows
 
 _LAST = select(func.coalesce(func.max(Journal.c.seq), 0))
-CHUNK = 2000  # events of a run that are read at once
+READ_EVENTS = 2000  # events of a run that one query reads
 
 
 KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
@@ -107,7 +108,7 @@ class JournalReader:
 
     def stream(self, run_id: str, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield (seq, event) of a run like `events`, with few of them in memory at once."""
-        while found := self.events(run_id, after, CHUNK):
+        while found := self.events(run_id, after, READ_EVENTS):
             yield from found
             after = found[-1][0]
 
@@ -199,7 +200,7 @@ class Recorder:
         self._facts: dict[str, RunFacts] = {}
         self._gathered: dict[str, list[Event]] = {}  # run -> events that `gathering` has not written yet
         self._noted: dict[str, list[Event]] = {}  # run -> events that wait for its next record
-        self._loose: dict[str, int] = {}  # run -> events that are rows
+        self._unpacked: dict[str, int] = {}  # run -> events that are rows
         self._known: dict[str, KnownRows | None] = {}  # run -> rows of its read tables that may change
         self._written_at: dict[str, float] = {}  # run -> time of the last write of its gathered events
 
@@ -239,7 +240,7 @@ class Recorder:
     ) -> None:
         if (gathered := self._gathered.get(run_id)) is not None:
             gathered += events
-            if not _ends(events) and time.monotonic() - self._written_at.get(run_id, 0.0) < GATHERED_S:
+            if not _must_be_visible(events) and time.monotonic() - self._written_at.get(run_id, 0.0) < GATHERED_S:
                 return
             events, self._gathered[run_id] = gathered, []
             self._written_at[run_id] = time.monotonic()
@@ -247,15 +248,15 @@ class Recorder:
         if not events:
             return
         facts = self._facts.get(run_id) or self._find(run_id)
-        known, self._known[run_id] = self._known.get(run_id), None  # until the commit nobody knows it
-        loose = self._loose.get(run_id)
+        known, self._known[run_id] = self._known.get(run_id), None  # if the commit fails, they are read again
+        unpacked = self._unpacked.get(run_id)
         with self._database.writing() as connection:
             if snapshot:
                 seq = connection.scalar(_LAST.where(Journal.c.run_id == run_id))
                 upsert(connection, Snapshot, [{"run_id": run_id, "seq": seq, "body": snapshot}])
-            loose = unpacked_count(connection, run_id) if loose is None else loose
-            while loose >= 2 * KEPT:
-                loose -= pack_segment(connection, run_id)
+            unpacked = unpacked_count(connection, run_id) if unpacked is None else unpacked
+            while unpacked >= 2 * SEGMENT_EVENTS:
+                unpacked -= pack_segment(connection, run_id)
             connection.execute(_JOURNAL, [_row(run_id, event) for event in events])
             upsert(connection, Measure, [dataclasses.asdict(row) for row in measured])  # with the replies they are of
             projection = Projection(connection, facts, known or KnownRows.read(connection, run_id))
@@ -266,10 +267,10 @@ class Recorder:
                 made = {"result": {"done": True, "run_id": run_id}, "run_id": run_id, "answered_at": events[-1].at}
                 unanswered = update(Command).where(Command.c.id == command_id, Command.c.answered_at.is_(None))
                 connection.execute(unanswered.values(made))
-        self._loose[run_id], self._known[run_id] = loose + len(events), projection.known
+        self._unpacked[run_id], self._known[run_id] = unpacked + len(events), projection.known
         self._noted.pop(run_id, None)
         if any(isinstance(event, RunStatusChanged) and event.status in ENDED for event in events):
-            for held in (self._facts, self._known, self._loose):
+            for held in (self._facts, self._known, self._unpacked):
                 held.pop(run_id, None)
 
     def record_device(self, event: DeviceOnline | DeviceOffline) -> None:
@@ -323,8 +324,8 @@ class Recorder:
         return self._facts.setdefault(run_id, facts)
 
 
-def _ends(events: Sequence[Event]) -> bool:
-    """Return True if a round or a run has ended, which must be visible at once, or if privacy is spent."""
+def _must_be_visible(events: Sequence[Event]) -> bool:
+    """Return True if events must be visible at once: the end of a round or of a run, or a spending of privacy."""
     return any(
         isinstance(e, RoundClosed | PrivacyReserved) or (isinstance(e, RunStatusChanged) and e.status != "running")
         for e in events
@@ -344,8 +345,8 @@ def append(connection: Connection, run_id: str | None, event: Event) -> None:
     connection.execute(_JOURNAL, _row(run_id, event))
 
 
-KEPT = 1000  # events, so the size of a segment too
-LEVEL = 6  # of compression: 20 % smaller than level 1, for 12 us more an update
+SEGMENT_EVENTS = 1000  # events in a segment, and the fewest that stay rows
+COMPRESSION_LEVEL = 6  # of compression: 20 % smaller than level 1, for 12 us more an update
 
 Packed = tuple[int, str, dict[str, Any]]  # seq, kind, body
 
@@ -356,16 +357,16 @@ def unpacked_count(connection: Connection, run_id: str) -> int:
 
 
 def pack_segment(connection: Connection, run_id: str) -> int:
-    """Move the oldest `KEPT` rows of a run into a segment; return how many rows that were."""
+    """Move the oldest `SEGMENT_EVENTS` rows of a run into a segment; return how many rows that were."""
     columns = (Journal.c.seq, Journal.c.kind, cast(Journal.c.body, Text))  # the text as it is: nothing is parsed
     rows = connection.execute(
-        select(*columns).where(Journal.c.run_id == run_id).order_by(Journal.c.seq).limit(KEPT)
+        select(*columns).where(Journal.c.run_id == run_id).order_by(Journal.c.seq).limit(SEGMENT_EVENTS)
     ).all()
     if not rows:
         return 0
     text = ",".join(f'[{seq},"{kind}",{body}]' for seq, kind, body in rows)
     row = {"run_id": run_id, "first_seq": rows[0][0], "last_seq": rows[-1][0]}
-    connection.execute(insert(Segment), {**row, "body": zlib.compress(f"[{text}]".encode(), LEVEL)})
+    connection.execute(insert(Segment), {**row, "body": zlib.compress(f"[{text}]".encode(), COMPRESSION_LEVEL)})
     connection.execute(delete(Journal).where(Journal.c.run_id == run_id, Journal.c.seq <= row["last_seq"]))
     return len(rows)
 

@@ -43,9 +43,9 @@ from thinwire.store.explaining import Explainer, RunFacts
 from thinwire.store.tables import Checkpoint, Round, RoundPhase, Run, Snapshot, Update
 from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
 
-SUM = ("survivors", "weight", "norm", "clip", "next_clip", "elapsed_s", "unmask_s")  # of a `SumUnmasked`
-OF_PROTECTED = ("parts", "transfer")  # what the header of a protected update tells; its other fields are zeros
-MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
+SUM_FIELDS = ("survivors", "weight", "norm", "clip", "next_clip", "elapsed_s", "unmask_s")  # of a `SumUnmasked`
+PROTECTED_FIELDS = ("parts", "transfer")  # of the header of a protected update; the other fields hold zeros
+STATUS_TIMES = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Projection:
                 values = {"the_run": self.facts.run_id, "plan": dict(event.plan), "rounds_total": event.rounds}
                 self.connection.execute(_EXTENDED, values)
             case run_events.FirstModelAssigned() | run_events.FirstModelFailed():
-                self.sums.takes_part(event.device)
+                self.sums.ensure_client(event.device)
                 self._noted(event.note, about=event.device)
             case ModelStored():
                 self._model(event)
@@ -95,7 +95,7 @@ class Projection:
             case run_events.PhaseClosed():
                 self._phase(event)
             case run_events.SumUnmasked():
-                self._round(event.round, secure_sum={name: getattr(event, name) for name in SUM})
+                self._round(event.round, secure_sum={name: getattr(event, name) for name in SUM_FIELDS})
             case run_events.PrivacyReserved():
                 self.known.reserved.add(event.round)
                 privacy_ledger.reserve(self.connection, self.facts.run_id, event)
@@ -114,8 +114,8 @@ class Projection:
 
     def _explain(self) -> None:
         """Store the explanations of the rounds that ended here, and of earlier ones that changed."""
-        over = (self.sums.rounds.keys() | self.assignments.turned.keys()) - self.known.selections.keys()
-        late = {number: devices for number, devices in self.assignments.turned.items() if number in over}
+        over = (self.sums.rounds.keys() | self.assignments.changed_outcomes.keys()) - self.known.selections.keys()
+        late = {number: devices for number, devices in self.assignments.changed_outcomes.items() if number in over}
         came = {number: self.sums.rounds[number] for number in over & self.sums.rounds.keys()}
         Explainer(self.connection, self.facts, self.known.changes).store(self.closed, late, came)
 
@@ -127,7 +127,7 @@ class Projection:
 
     def _status(self, event: RunStatusChanged) -> None:
         self._run(status=event.status, status_text=event.text, exit_code=event.exit_code)
-        if moment := MOMENTS.get(event.status):
+        if moment := STATUS_TIMES.get(event.status):
             self.sums.of_run.setdefault(moment, event.at)  # the first time stays
         if moment == "finished_at":
             self.connection.execute(_NO_SNAPSHOT, {"the_run": self.facts.run_id})
@@ -161,7 +161,7 @@ class Projection:
 
     def _resumed(self, event: RoundResumed) -> None:
         """Add a downtime of the aggregator to the open round."""
-        known = self.sums.told_of(event.round).get("downtimes")
+        known = self.sums.values_set_in(event.round).get("downtimes")
         if known is None:
             where = (Round.c.run_id == self.facts.run_id, Round.c.round == event.round)
             known = self.connection.scalar(select(Round.c.downtimes).where(*where)) or []
@@ -235,7 +235,7 @@ class UpdateProjector:
     facts: RunFacts
     sums: CounterDeltas
     known: KnownRows
-    turned: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # round -> devices: their outcomes
+    changed_outcomes: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # round -> devices
     rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -249,7 +249,7 @@ class UpdateProjector:
             case AssignmentDelivered():
                 self._delivered(event)
             case FullModelSent():
-                self._sent_in_full(event)
+                self._full_model_sent(event)
             case UpdateAccepted():
                 self._replied(event, "accepted", late_reply=event.late, staleness=event.staleness)
             case UpdateAggregated():
@@ -272,14 +272,14 @@ class UpdateProjector:
             **reasons,
         )
         if event.why:
-            self._assigned_since(event)
+            self._selected_in_open_round(event)
             if self.facts.protected or event.round in self.known.reserved:
                 privacy_ledger.join(self.connection, self.facts.run_id, event)
         dense = self.facts.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         self.sums.run["dense_down"] += dense
 
-    def _assigned_since(self, event: ClientSelected) -> None:
+    def _selected_in_open_round(self, event: ClientSelected) -> None:
         """Add a device that was selected in the middle of its round to the round's devices."""
         known = self.known.selections[event.round]
         known["selected"].append(event.device)
@@ -289,7 +289,7 @@ class UpdateProjector:
                 known[name][event.device] = said
         self.sums.of_rounds[event.round].update(known)
 
-    def _sent_in_full(self, event: FullModelSent) -> None:
+    def _full_model_sent(self, event: FullModelSent) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         where = (Update.c.run_id == self.facts.run_id, Update.c.assignment_id == event.assignment_id)
         self.rows.write()  # the row may have been added in this transaction
@@ -320,10 +320,11 @@ class UpdateProjector:
         row = self.rows.find(event.assignment_id) or self._new_row(
             event.assignment_round, event.device, event.assignment_id
         )
-        self.sums.saw(event.device, sequence)
+        self.sums.note_sequence(event.device, sequence)
         if row["update_id"] not in ("", event.update_id):
             return  # a second reply to the same assignment: it stays in the journal only
-        header = {name: said for name, said in event.header.items() if not self.facts.protected or name in OF_PROTECTED}
+        shown = PROTECTED_FIELDS if self.facts.protected else event.header.keys()
+        header = {name: value for name, value in event.header.items() if name in shown}
         fresh = {} if row["update_id"] else {**columns(header), "update_id": event.update_id}
         if fresh and fresh["pulled_at"] is None:
             del fresh["pulled_at"]  # an earlier aggregator process delivered it, and its event has the time
@@ -392,6 +393,6 @@ class UpdateProjector:
         """Change the outcome of a row, and update the counts."""
         if row["outcome"] == outcome and "update_id" not in values:
             return  # nothing new
-        self.sums.turn(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
-        self.turned[row["round"]].add(row["device"])
+        self.sums.change_outcome(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
+        self.changed_outcomes[row["round"]].add(row["device"])
         self.rows.change(row, outcome=outcome, **values)

@@ -27,10 +27,10 @@ from thinwire.core.types import Arrived, ReplyHeader, UpdateId
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
 REPLY = ".reply"
-LENGTH = struct.Struct("<Q")  # of the header, at the end of a file
-UNREADABLE = ".unreadable"  # folder of replies that were set aside: no run has such a name, and backups skip it
-KEPT_S = 3 * 86400.0  # an upload that was not resumed for so long is deleted
-MANY_FOLDERS = 256  # created between two removals of empty folders: a run's name comes from a device
+HEADER_LENGTH = struct.Struct("<Q")  # of the header, at the end of a file
+UNREADABLE = ".unreadable"  # folder of replies that were set aside; no run has such a name, and backups skip it
+MAX_PARTIAL_AGE_S = 3 * 86400.0  # since the last byte of an interrupted upload; an older one is deleted
+FOLDERS_BETWEEN_CLEANUPS = 256  # new folders between two removals of empty ones: devices choose the names of runs
 
 log = logging.getLogger("thinwire.spool")
 
@@ -49,11 +49,11 @@ class FileSpool:
     def __init__(self, folder: Path, durable: bool = True) -> None:
         self.folder, self.durable = private_folder(folder), durable
         self._drafts = itertools.count()
-        self._made = 0  # folders created since the empty ones were removed
+        self._new_folders = 0  # since the empty ones were removed
         self._lock = threading.Condition()
         self._committing: set[UpdateId] = set()
         self._headers: dict[UpdateId, ReplyHeader] = {}  # update -> header, in the order of arrival
-        self._tidy()
+        self._load()
 
     def path(self, update_id: UpdateId) -> Path:
         """Return the file that holds the update's parts, one after the other, and then its header."""
@@ -68,12 +68,12 @@ class FileSpool:
                 os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 return draft
             except FileNotFoundError:
-                self._make(folder)
+                self._make_run_folder(folder)
             except OSError as error:
                 raise disk_error(error, draft) from error
 
     def partial(self, update_id: UpdateId, digest: str) -> Path:
-        """Return the file of an upload, either as it was interrupted or empty.
+        """Return the file of an upload, with the bytes that came before an interruption, or empty.
 
         `digest` distinguishes two replies with one update id.
         """
@@ -81,7 +81,7 @@ class FileSpool:
         path = folder / f"{PARTIAL}{update_id.device}-{update_id.sequence}-{digest[:32]}"
         try:
             if not folder.is_dir():
-                self._make(folder)
+                self._make_run_folder(folder)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise disk_error(error, path) from error
@@ -100,7 +100,7 @@ class FileSpool:
                 path.unlink(missing_ok=True)
 
     def commit(self, draft: Path, header: ReplyHeader, received: bytes = b"") -> None:
-        """Make a draft and its header durable, then visible. The first reply counts: a second one is deleted.
+        """Make a draft and its header durable, then visible. A second reply to the same update id is deleted.
 
         `received` are the bytes of the header as they arrived, which are stored unchanged. A header that came over no
         network is encoded here. A second commit of the same update waits for the first; commits of other updates do
@@ -113,7 +113,7 @@ class FileSpool:
                 return
             self._committing.add(header.update_id)
         try:
-            self._keep(draft, header, received)
+            self._make_visible(draft, header, received)
             with self._lock:
                 self._headers[header.update_id] = header
         finally:
@@ -121,7 +121,7 @@ class FileSpool:
                 self._committing.discard(header.update_id)
                 self._lock.notify_all()
 
-    def _keep(self, draft: Path, header: ReplyHeader, received: bytes) -> None:
+    def _make_visible(self, draft: Path, header: ReplyHeader, received: bytes) -> None:
         path = self.path(header.update_id)
         data = arrived_to_bytes(header, received) if received else reply_to_bytes(header)
         try:
@@ -152,10 +152,10 @@ class FileSpool:
         header = self.header(update_id)
         if header is None:
             raise ReplyLost(f"update {update_id} is not in the spool", why="its file is missing")
-        return self._readable(self.path(update_id), header)
+        return self._read_parts(self.path(update_id), header)
 
-    def _readable(self, path: Path, header: ReplyHeader) -> Iterator[Arrived]:
-        """Yield the parts; an unreadable reply is set aside."""
+    def _read_parts(self, path: Path, header: ReplyHeader) -> Iterator[Arrived]:
+        """Yield the parts of a reply; set the reply aside and raise `ReplyLost` if it is not readable."""
         try:
             yield from _parts(path, header)
         except ReplyLost as error:
@@ -167,7 +167,7 @@ class FileSpool:
     def _set_aside(self, path: Path, why: str) -> None:
         """Move an unreadable reply to a free name in another folder, and log a warning."""
         folder = self.folder / UNREADABLE / path.parent.name
-        with contextlib.suppress(OSError, ThinwireError):  # a full disk: the reply is skipped all the same
+        with contextlib.suppress(OSError, ThinwireError):  # a full disk may refuse the move
             private_folder(folder)
             names = (f"{path.stem}{f'-{n}' * (n > 0)}{REPLY}" for n in itertools.count())
             os.replace(path, folder / next(name for name in names if not (folder / name).exists()))
@@ -180,12 +180,12 @@ class FileSpool:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self.path(update_id).unlink()
 
-    def _make(self, folder: Path) -> None:
-        """Create a run's folder durably; from time to time, remove the empty ones."""
+    def _make_run_folder(self, folder: Path) -> None:
+        """Create a run's folder durably; after FOLDERS_BETWEEN_CLEANUPS of them, remove the empty ones."""
         with self._lock:
-            self._made += 1
-            if self._made > MANY_FOLDERS:
-                self._made = 0
+            self._new_folders += 1
+            if self._new_folders > FOLDERS_BETWEEN_CLEANUPS:
+                self._new_folders = 0
                 self._remove_empty()
         private_folder(folder)
         if self.durable:
@@ -196,31 +196,31 @@ class FileSpool:
             with contextlib.suppress(OSError):  # the folder is not empty
                 path.rmdir()
 
-    def _tidy(self) -> None:
+    def _load(self) -> None:
         """Read the headers at a start, oldest first, and remove files that an earlier process left unfinished."""
         found: list[tuple[float, ReplyHeader]] = []
         for path in sorted(self.folder.glob("*/*")):
             if path.parent.name == UNREADABLE:
                 continue
             if path.name.startswith(PARTIAL):
-                if time.time() - path.stat().st_mtime > KEPT_S:
+                if time.time() - path.stat().st_mtime > MAX_PARTIAL_AGE_S:
                     path.unlink(missing_ok=True)
             elif path.name.startswith(".") or not self.durable:
                 path.unlink(missing_ok=True)
             elif path.suffix == REPLY:
                 try:
-                    found.append((path.stat().st_mtime_ns, self._read(path)))
+                    found.append((path.stat().st_mtime_ns, self._read_header(path)))
                 except (OSError, BadPayload) as error:
                     self._set_aside(path, str(error))
         self._remove_empty()
         for _, header in sorted(found, key=lambda pair: pair[0]):
             self._headers[header.update_id] = header
 
-    def _read(self, path: Path) -> ReplyHeader:
+    def _read_header(self, path: Path) -> ReplyHeader:
         """Return the header in a stored file; raise `BadPayload` if it is damaged, or the parts have another length."""
         with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END) - LENGTH.size
-            length = LENGTH.unpack(_read_at(file, end, LENGTH.size))[0] if end >= 0 else 0
+            end = file.seek(0, os.SEEK_END) - HEADER_LENGTH.size
+            length = HEADER_LENGTH.unpack(_read_at(file, end, HEADER_LENGTH.size))[0] if end >= 0 else 0
             if not 0 < length <= min(end, MAX_KEPT_BYTES):
                 raise BadPayload(f"{path.name} has no header", why=f"one has at most {MAX_KEPT_BYTES} bytes")
             at = end - length
@@ -233,7 +233,7 @@ class FileSpool:
 
 def _require_size(size: int, header: ReplyHeader) -> None:
     if size != header.payload_bytes:
-        raise BadPayload(f"{size} bytes came", why=f"the header speaks of {header.payload_bytes}")
+        raise BadPayload(f"{size} bytes came", why=f"the header says {header.payload_bytes}")
 
 
 def _add_header(draft: Path, header: ReplyHeader, data: bytes) -> None:
@@ -246,7 +246,7 @@ def _add_header(draft: Path, header: ReplyHeader, data: bytes) -> None:
             raise BadPayload(f"part {part.name!r} does not fit its digest", why="it was damaged on this disk")
         file.seek(header.payload_bytes)
         try:
-            file.write(data + LENGTH.pack(len(data)))
+            file.write(data + HEADER_LENGTH.pack(len(data)))
             file.flush()
             os.fsync(file.fileno())
         except OSError:
@@ -259,7 +259,7 @@ def _parts(path: Path, header: ReplyHeader) -> Iterator[Arrived]:
         with path.open("rb") as file:
             at = 0
             for part in header.parts:
-                data = mapped(file.fileno(), at, part.length) or _read_at(file, at, part.length)
+                data = map_file(file.fileno(), at, part.length) or _read_at(file, at, part.length)
                 if len(data) != part.length:
                     raise ReplyLost(f"{path} is cut short", why=f"part {part.name} should have {part.length} bytes")
                 at += part.length
@@ -273,26 +273,26 @@ def _read_at(file: BinaryIO, at: int, length: int) -> bytes:
     return file.read(length)
 
 
-POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14: map all pages now, and fail if one is not readable
-LEAST = 1 << 20  # bytes; below, read() is faster than making a mapping
+MADV_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14: map all pages now, and fail if one is not readable
+MIN_MAPPED_BYTES = 1 << 20  # read() of fewer bytes is faster than a mapping
 
 
-def mapped(descriptor: int, at: int, length: int) -> memoryview | None:
+def map_file(descriptor: int, at: int, length: int) -> memoryview | None:
     """Map `length` bytes of a file from `at` on into memory, for as long as the view exists.
 
     Return None if the caller must read the bytes instead. Bytes in the kernel's page cache are used in place and not
     copied.
 
-    The file must never be truncated again. Touching a page behind the end of a file, or one that the disk cannot read,
-    is a signal and not an exception. So all pages are requested first; if that fails, the caller's `read` raises the
-    reason.
+    The file must never be truncated again. A process that touches a page behind the end of the file, or one that the
+    disk cannot read, gets a signal and no exception. So this function requests all pages first. If that fails, the
+    caller's `read` raises the reason.
     """
-    if sys.platform != "linux" or length < LEAST or os.fstat(descriptor).st_size < at + length:
+    if sys.platform != "linux" or length < MIN_MAPPED_BYTES or os.fstat(descriptor).st_size < at + length:
         return None
     start = at // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page boundary
     try:
         pages = mmap.mmap(descriptor, at + length - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
-        pages.madvise(POPULATE_READ)
+        pages.madvise(MADV_POPULATE_READ)
     except OSError:  # an older kernel, a file system without mappings, or a page that is not readable
         return None
     return memoryview(pages)[at - start :]

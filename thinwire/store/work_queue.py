@@ -96,7 +96,7 @@ def _must_be(found: object, command_id: int) -> None:
         raise NotFound(f"no command {command_id}")
 
 
-_LINE = (
+_RUN_QUEUE = (
     columns_of(Run, RunRow)
     .where(Run.c.status.in_(("running", "waiting", "queued")), Run.c.source == "devices")
     .order_by(case({"running": 0, "waiting": 1, "queued": 2}, value=Run.c.status), Run.c.number)
@@ -109,9 +109,9 @@ class RunQueue:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def line(self) -> list[RunRow]:
+    def run_queue(self) -> list[RunRow]:
         """Return the runs on devices in the order of service: a started one, then the queue, oldest first."""
-        return [run_row(found) for found in self._database.rows(_LINE)]
+        return [run_row(found) for found in self._database.rows(_RUN_QUEUE)]
 
     def owned(self) -> list[RunRow]:
         """Return the unfinished runs that a process of their own simulates or has not submitted yet."""

@@ -19,7 +19,7 @@ from sqlalchemy import Update as UpdateStatement
 from thinwire.store.database import Whole, Words
 from thinwire.store.tables import Client, Round, Run, Update
 
-ANSWER: Mapping[str, Any] = {
+REPLY_COLUMNS: Mapping[str, Any] = {
     "pulled_at": None, "began_at": None, "arrived_at": None, "download_s": None, "queue_s": None, "evaluate_s": None,
     "train_s": None, "encode_s": None, "load_s": None, "commit_s": None,
     "examples": 0, "steps": 0, "norm": None, "residual_norm": None,
@@ -32,10 +32,10 @@ def columns(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return all columns that a reply fills; `metrics` become sum over count."""
     transfer, timings = header.get("transfer") or {}, header.get("timings") or {}
     own = {name: header[name] for name in ("examples", "steps", "norm", "residual_norm") if name in header}
-    times = {name: timings[name] for name in ANSWER.keys() & timings.keys() if name.endswith("_s")}
+    times = {name: timings[name] for name in REPLY_COLUMNS.keys() & timings.keys() if name.endswith("_s")}
     moments = {name: transfer[name] or None for name in ("pulled_at", "began_at", "arrived_at") if name in transfer}
     return {
-        **ANSWER, **own, **times, **moments,
+        **REPLY_COLUMNS, **own, **times, **moments,
         "residual_ratio": residual_ratio(header),
         "state_lost": str(header.get("lost") or ""),
         "requests": transfer.get("requests", 0),
@@ -72,13 +72,13 @@ def means(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
 OUTCOMES = {"aggregated": "aggregated_count", "aggregated-late": "late", "dropped": "dropped", "failed": "failed"}
-EVERYWHERE = (*TRAFFIC, *OUTCOMES.values())
-OF_RUNS = (*EVERYWHERE, "dense_up", "dense_down", "rounds_closed")
-OF_CLIENTS = (*EVERYWHERE, "selected", "arrived")
+SHARED_COUNTERS = (*TRAFFIC, *OUTCOMES.values())
+RUN_COUNTERS = (*SHARED_COUNTERS, "dense_up", "dense_down", "rounds_closed")
+CLIENT_COUNTERS = (*SHARED_COUNTERS, "selected", "arrived")
 WIRE = ("wire_up", "wire_down")  # null until a transfer was measured
-ADD = {name: f"add_{name}" for name in (*OF_RUNS, *OF_CLIENTS)}  # the parameter for an amount
-NOTHING = {name: None if name in WIRE else 0 for name in ADD}  # the amount where nothing was added
-ONCE = ("started_at", "finished_at", "point")  # the first time that is set stays
+ADD = {name: f"add_{name}" for name in (*RUN_COUNTERS, *CLIENT_COUNTERS)}  # the parameter for an amount
+NO_AMOUNT = {name: None if name in WIRE else 0 for name in ADD}  # of a counter to which nothing is added
+SET_ONCE = ("started_at", "finished_at", "point")  # columns that keep their first value
 Amounts = dict[str, int]  # name -> the sum of what was added; a defaultdict, which takes less time than a Counter
 SET = "set_"  # prefix of the parameter for a column that is set
 
@@ -116,23 +116,23 @@ class CounterDeltas:
 
     def assign(self, device: str) -> None:
         """Count one assignment of a device."""
-        self.takes_part(device)
+        self.ensure_client(device)
         self.clients[device]["selected"] += 1
 
-    def takes_part(self, device: str) -> None:
-        """Make sure that the device has a row.
+    def ensure_client(self, device: str) -> None:
+        """Give the device a row in `clients`, without counting an assignment.
 
         A request for the initial model belongs to no round, so it is not counted as an assignment.
         """
         self.clients[device]["selected"] += 0  # so that its row is written
         self.new.add(device)
 
-    def saw(self, device: str, sequence: int) -> None:
+    def note_sequence(self, device: str, sequence: int) -> None:
         """Record the sequence number of a reply; the highest one is stored."""
         self.sequences[device] = max(sequence, self.sequences.get(device, 0))
         self.clients[device]["arrived"] += 0  # so that its row is written
 
-    def turn(self, round_number: int, device: str, old: str, new: str, reason: str, at: float) -> None:
+    def change_outcome(self, round_number: int, device: str, old: str, new: str, reason: str, at: float) -> None:
         """Change the outcome of one assignment in all counts."""
         for counter in (self.run, self.rounds[round_number], self.clients[device]):
             if old in OUTCOMES:
@@ -141,7 +141,7 @@ class CounterDeltas:
                 counter[OUTCOMES[new]] += 1
         self.outcomes[device] = (f"{new}: {reason}" if reason else new, at)
 
-    def told_of(self, round_number: int) -> Row:
+    def values_set_in(self, round_number: int) -> Row:
         """Return the values that this transaction has set in a round so far."""
         opened = next((row for row in self.opened if row["round"] == round_number), {})
         return {**opened, **self.of_rounds.get(round_number, {})}
@@ -149,7 +149,7 @@ class CounterDeltas:
     def write(self) -> None:
         """Write everything: one statement for the run, one for the clients, one for each set of columns of rounds."""
         if self.run or self.of_run:
-            row = {"the_run": self.run_id, **_amounts(self.run, OF_RUNS), **_set(self.of_run)}
+            row = {"the_run": self.run_id, **_amounts(self.run, RUN_COUNTERS), **_set(self.of_run)}
             self.connection.execute(_to_run(frozenset(self.of_run)), row)
         self._write_rounds()
         if self.clients:
@@ -158,16 +158,16 @@ class CounterDeltas:
     def _write_rounds(self) -> None:
         new, old = list[Row](), list[Row]()
         for row in self.opened:
-            counts = {name: self.rounds[row["round"]].get(name, NOTHING[name]) for name in EVERYWHERE}
+            counts = {name: self.rounds[row["round"]].get(name, NO_AMOUNT[name]) for name in SHARED_COUNTERS}
             own = {**row, **self.of_rounds[row["round"]], "changed": self.change}
             new.append({"run_id": self.run_id, **own, **counts})
         for number in sorted((self.of_rounds.keys() | self.rounds.keys()) - {row["round"] for row in self.opened}):
             key = {"the_run": self.run_id, "the_round": number}
             own = _set({**self.of_rounds[number], "changed": self.change})
-            old.append({**key, **_amounts(self.rounds[number], EVERYWHERE), **own})
-        for rows in alike(new):
+            old.append({**key, **_amounts(self.rounds[number], SHARED_COUNTERS), **own})
+        for rows in group_by_columns(new):
             self.connection.execute(_NEW_ROUND, rows)
-        for rows in alike(old):
+        for rows in group_by_columns(old):
             names = frozenset(name.removeprefix(SET) for name in rows[0] if name.startswith(SET))
             self.connection.execute(_to_round(names), rows)
 
@@ -179,12 +179,12 @@ class CounterDeltas:
         for device, counter in self.clients.items():
             outcome, at = self.outcomes.get(device, (None, None))
             own = {"the_run": self.run_id, "the_device": device, "outcome": outcome, "at": at}
-            rows.append({**own, "seen": self.sequences.get(device, 0), **_amounts(counter, OF_CLIENTS)})
+            rows.append({**own, "seen": self.sequences.get(device, 0), **_amounts(counter, CLIENT_COUNTERS)})
         self.connection.execute(_ADD_TO_CLIENT, rows)
 
 
 def _amounts(counter: Amounts, names: tuple[str, ...]) -> dict[str, int | None]:
-    return {ADD[name]: counter.get(name, NOTHING[name]) for name in names}
+    return {ADD[name]: counter.get(name, NO_AMOUNT[name]) for name in names}
 
 
 def _set(values: Row) -> Row:
@@ -193,7 +193,7 @@ def _set(values: Row) -> Row:
 
 def _setting(table: Any, names: frozenset[str]) -> dict[str, Any]:
     given = {name: bindparam(SET + name, type_=table.c[name].type) for name in sorted(names)}
-    first = {name: func.coalesce(table.c[name], given[name]) for name in given if name in ONCE}
+    first = {name: func.coalesce(table.c[name], given[name]) for name in given if name in SET_ONCE}
     return {**given, **first}
 
 
@@ -214,11 +214,11 @@ _SEEN, _AT = bindparam("seen", type_=Whole), bindparam("at", type_=Double)
 _OUTCOME = bindparam("outcome", type_=Words)
 _DEVICES = select(Client.c.device).where(Client.c.run_id == bindparam("the_run"))
 _NEW_CLIENT, _NEW_ROUND = insert(Client), insert(Round)
-_RUN = update(Run).where(Run.c.run_id == bindparam("the_run")).values(_adding(Run, OF_RUNS))
+_RUN = update(Run).where(Run.c.run_id == bindparam("the_run")).values(_adding(Run, RUN_COUNTERS))
 _ROUND = (
     update(Round)
     .where(Round.c.run_id == bindparam("the_run"), Round.c.round == bindparam("the_round"))
-    .values(_adding(Round, EVERYWHERE))
+    .values(_adding(Round, SHARED_COUNTERS))
 )
 
 
@@ -238,7 +238,7 @@ _ADD_TO_CLIENT = (
     update(Client)
     .where(Client.c.run_id == bindparam("the_run"), Client.c.device == bindparam("the_device"))
     .values(
-        _adding(Client, OF_CLIENTS)
+        _adding(Client, CLIENT_COUNTERS)
         | {
             "sequence": case((Client.c.sequence < _SEEN, _SEEN), else_=Client.c.sequence),
             "last_outcome": func.coalesce(_OUTCOME, Client.c.last_outcome),
@@ -248,7 +248,7 @@ _ADD_TO_CLIENT = (
 )
 
 
-MANY = 500  # update ids in one query
+MAX_UPDATE_IDS = 500  # in one query
 Row = dict[str, Any]
 
 
@@ -277,13 +277,13 @@ class KnownRows:
             connection.scalar(select(func.max(column)).where(Round.c.run_id == run_id)) or 0
             for column in (Round.c.round, Round.c.changed, Round.c.point)
         )
-        written = select(func.max(Update.c.changed)).where(Update.c.run_id == run_id, Update.c.round > last - RECENT)
-        found.changes = max(found.changes, connection.scalar(written) or 0)
-        wanted = select(*_KNOWN).where(Update.c.run_id == run_id, Update.c.round > last - RECENT)
-        for row in connection.execute(wanted.where(Update.c.outcome.not_in(FINAL))).mappings():
+        recent = Update.c.run_id == run_id, Update.c.round > last - RECENT_ROUNDS
+        found.changes = max(found.changes, connection.scalar(select(func.max(Update.c.changed)).where(*recent)) or 0)
+        undecided = select(*_KNOWN).where(*recent, Update.c.outcome.not_in(FINAL_OUTCOMES))
+        for row in connection.execute(undecided).mappings():
             found.add(dict(row))
-        selections = select(Round.c.round, *_SELECTION).where(Round.c.run_id == run_id, Round.c.round > last - MAX_OPEN)
-        for row in connection.execute(selections.where(Round.c.reason == "")).mappings():
+        is_open = Round.c.run_id == run_id, Round.c.round > last - MAX_OPEN_ROUNDS, Round.c.reason == ""
+        for row in connection.execute(select(Round.c.round, *_SELECTION).where(*is_open)).mappings():
             values = dict(row)
             found.selections[values.pop("round")] = values
         return found
@@ -298,35 +298,33 @@ class KnownRows:
         """Forget these rounds, which have closed, and the assignments whose outcomes are final now."""
         for number in rounds:
             self.selections.pop(number, None)
-        closed = max(rounds)
+        oldest = max(rounds) - RECENT_ROUNDS
         for assignment_id, row in list(self.rows.items()):
-            if row["outcome"] in FINAL or (row["outcome"] == "failed" and row["round"] <= closed - RECENT):
+            if row["outcome"] in FINAL_OUTCOMES or (row["outcome"] == "failed" and row["round"] <= oldest):
                 del self.rows[assignment_id]
                 self.by_update.pop(row["update_id"], None)
 
 
-MAX_OPEN = 17  # rounds of a run that are open at once: the largest `[local] max_delay`, and one
-RECENT = 3  # rounds: in which a failed assignment may be pending again
-FINAL = ("aggregated", "aggregated-late", "dropped", "over")
+MAX_OPEN_ROUNDS = 17  # of one run at once: the largest `[local] max_delay`, and one
+RECENT_ROUNDS = 3  # last rounds, in which a failed assignment may become pending again
+FINAL_OUTCOMES = ("aggregated", "aggregated-late", "dropped", "over")
 
 
 class Rows:
     """Holds an identity map of rows of `updates`: each row is read once, and written once with all its changes."""
 
     def __init__(self, connection: Connection, run_id: str, known: KnownRows) -> None:
-        self._connection, self._run_id, self._held = connection, run_id, known
+        self._connection, self._run_id, self._known = connection, run_id, known
         self._rows, self._by_update = known.rows, known.by_update
         self._new: dict[str, Row] = {}  # assignment -> all columns, not written yet
         self._changed: dict[str, Row] = defaultdict(dict)  # assignment -> changed columns
 
     def new(self, round_number: int, device: str, assignment_id: str, **values: Any) -> Row:
         """Add a row for a new assignment."""
-        row = {"run_id": self._run_id, "round": round_number, "device": device, "assignment_id": assignment_id}
-        whole = {
-            **row, "update_id": "", "outcome": "selected", "late_reply": False, "assigned_at": None, **ANSWER, **values,
-        }  # fmt: skip
-        self._rows[assignment_id] = self._new[assignment_id] = whole
-        return whole
+        row: Row = {"run_id": self._run_id, "round": round_number, "device": device, "assignment_id": assignment_id}
+        row |= {"update_id": "", "outcome": "selected", "late_reply": False, "assigned_at": None}
+        self._rows[assignment_id] = self._new[assignment_id] = row = {**row, **REPLY_COLUMNS, **values}
+        return row
 
     def find(self, assignment_id: str) -> Row | None:
         """Return the row of an assignment, or None."""
@@ -343,8 +341,8 @@ class Rows:
         """Return the rows with these updates, sorted by round and assignment."""
         wanted = list(update_ids)
         missing = [update_id for update_id in wanted if update_id not in self._by_update]
-        for start in range(0, len(missing), MANY):
-            self._read(Update.c.update_id.in_(missing[start : start + MANY]))
+        for start in range(0, len(missing), MAX_UPDATE_IDS):
+            self._read(Update.c.update_id.in_(missing[start : start + MAX_UPDATE_IDS]))
         found = {self._by_update[update_id] for update_id in wanted if update_id in self._by_update}
         return sorted(
             (self._rows[assignment_id] for assignment_id in found), key=lambda row: (row["round"], row["assignment_id"])
@@ -363,11 +361,11 @@ class Rows:
 
     def write(self) -> None:
         """Write the rows with one statement for each set of columns."""
-        change = {"changed": self._held.changes}
-        for rows in alike({**row, **change} for row in self._new.values()):
+        change = {"changed": self._known.changes}
+        for rows in group_by_columns({**row, **change} for row in self._new.values()):
             self._connection.execute(_NEW, rows)
         changed = [{"the_assignment": key, **values, **change} for key, values in self._changed.items()]
-        for rows in alike(changed):
+        for rows in group_by_columns(changed):
             self._connection.execute(_UPDATE, [{"the_run": self._run_id, **row} for row in rows])
         for assignment_id, row in self._new.items():
             self._rows[assignment_id] = {name: row[name] for name in _KNOWN_NAMES}
@@ -377,11 +375,11 @@ class Rows:
     def _read(self, where: Any) -> None:
         for found in self._connection.execute(select(*_KNOWN).where(Update.c.run_id == self._run_id, where)).mappings():
             if found["assignment_id"] not in self._rows:  # the values of this transaction are newer
-                self._held.add(dict(found))
+                self._known.add(dict(found))
 
 
-def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
-    """Group rows by their columns: each group takes one statement."""
+def group_by_columns(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    """Group rows by their columns, so that one statement writes each group."""
     groups: dict[frozenset[str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[frozenset(row)].append(row)

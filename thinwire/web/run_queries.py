@@ -57,13 +57,13 @@ class Reader:
 
         A running one has its open round in its sentence.
         """
-        rows, line = [row for row in self._store.runs() if row.archived_at is None], self._store.line()
+        rows, line = [row for row in self._store.runs() if row.archived_at is None], self._store.run_queue()
         end = None if count is None else first + count
         return [self._run(schemas.Run, row, self._open_rounds(row), line) for row in rows[first:end]]
 
     def sentences(self, rows: Sequence[RunRow]) -> list[str]:
         """Return the status of each of these runs in a sentence."""
-        line = self._store.line() if any(row.status == "queued" for row in rows) else ()
+        line = self._store.run_queue() if any(row.status == "queued" for row in rows) else ()
         return [self._sentence(row, self._open_rounds(row), line) for row in rows]
 
     def run(self, name: str) -> schemas.RunPage:
@@ -213,7 +213,7 @@ class Reader:
         latest = self._store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS) if secure else []
         warning = divergence(self._store, row)
         return self._run(
-            schemas.RunNow, row, open_rounds, self._store.line() if row.status == "queued" else (),
+            schemas.RunNow, row, open_rounds, self._store.run_queue() if row.status == "queued" else (),
             model_digest=row.model_digest, seconds=totals.seconds,
             notes=[with_home(sentence(note), self._home) for note in row.notes], seq=seq,
             extended=row.is_extended,

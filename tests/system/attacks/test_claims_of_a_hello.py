@@ -66,7 +66,7 @@ def test_a_hello_with_measures_that_no_sum_can_hold_is_refused(tmp_path: Path, t
 
 def test_figures_of_a_link_are_finite() -> None:
     known = DeviceProfiles()
-    known.greeted("a", 1e9)
+    known.learn_rtt("a", 1e9)
     assert known.device("a", "w").rtt is None
     known.learn("a", "w", {"down": (1e6, 1e-310), "up": (1e6, 1.0)})
     down = known.device("a", "w").down

@@ -123,7 +123,7 @@ def status(
         devices = list(store.devices())
         runs = store.runs(with_deleted=True)
         going = [row for row in runs if row.status in ("running", "waiting", "paused")]
-        line = store.line()
+        line = store.run_queue()
         code = login_url(about["dashboard_url"], store.logins.new_code()) if login and about.get("dashboard") else None
     queued, full = [row for row in line if row.status == "queued"], disk_full_text(aggregator_home(home).root)
     known = Known(heard_by=last_contacts(runs, aggregator_home(home).lock))

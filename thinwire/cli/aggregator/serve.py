@@ -373,5 +373,5 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     add = f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME"
     console.line(f"           {again('devices invite' if about['pin'] else add, home)}")
     console.line(f"run      {again('run PLAN', home)}")
-    if going := store.line():
+    if going := store.run_queue():
         console.line(f"         {', '.join(row.run_id for row in going)} {'go' if going[1:] else 'goes'} on")

@@ -111,7 +111,7 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     from thinwire.reports.alerting import divergence
     from thinwire.reports.reason_text import behind, sentence
 
-    state = behind(row, store.line()) or _ahead(row, rounds) or standing(row)
+    state = behind(row, store.run_queue()) or _ahead(row, rounds) or standing(row)
     if row.status in ENDED and (stepless := row.rounds_closed - row.version) > 0:
         state += f", and {stepless} without a step"
     console.sentence(state, begin=f"{row.run_id}  ")

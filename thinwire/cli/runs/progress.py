@@ -69,7 +69,7 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
                     tell(f"{gone}; the run goes on when one does: {way_back(home)}")
                 elif was_gone and not gone:
                     tell("an aggregator is running again")
-            waits = behind(store.run(run_id), store.line()) if teller.status == "queued" else ""
+            waits = behind(store.run(run_id), store.run_queue()) if teller.status == "queued" else ""
             show(f"{run_id}: {gone or waits or teller.now}")
             time.sleep(STATUS_READ_S)
         tell(f"{run_id} {teller.status}: {teller.text}")

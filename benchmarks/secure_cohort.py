@@ -33,7 +33,7 @@ from thinwire.privacy.contexts import SecureTerms, context_of_round
 from thinwire.privacy.masks import add_masks, add_packed, lane_dtype, pack, packed_size
 from thinwire.privacy.participant import MaskedVectors, Participant, SecureIdentity
 from thinwire.privacy.secret_rng import SystemRng
-from thinwire.privacy.secure_round import MaskedSum, Removal, SecureRound
+from thinwire.privacy.secure_round import MaskedSum, SecureRound, UnmaskingKeys
 
 WALK = Key(19)
 WINDOW = 0
@@ -137,7 +137,7 @@ class _Cohort:
                 self.server.receive(name, message)
             self.server.close()
         survivors = len(self.server.survivors)
-        scalars = self._others(folder, survivors, self.server.removal())
+        scalars = self._others(folder, survivors, self.server.unmasking_keys())
         wanted = self._lattice().represented(self.points)
         vectors = ["first", *["random"] * (survivors - 2), "last"]
         self.aggregator.base()
@@ -150,15 +150,15 @@ class _Cohort:
         total = MaskedSum(self.terms)
         for path, scalars in vectors:
             total.add(np.memmap(path, np.uint8, "r"), scalars)
-        lanes, sums = total.unmasked(self.server.removal())
+        lanes, sums = total.unmask(self.server.unmasking_keys())
         return self._lattice().decode_sum(lanes, total.clients, sums["weight"], WINDOW, self.rotation), sums
 
-    def _others(self, folder: Path, survivors: int, removal: Removal) -> dict[str, bytes]:
+    def _others(self, folder: Path, survivors: int, keys: UnmaskingKeys) -> dict[str, bytes]:
         """Write the vectors that stand for the other clients', and return the scalars of all by the vector's name."""
         rng, width = np.random.default_rng(2), self.terms.width
         random = rng.integers(0, 1 << width, self.terms.lanes, lane_dtype(width))
         last = self.points.lanes * self.points.lanes.dtype.type(survivors)
-        add_masks(last, [(key, -sign) for key, sign in removal.update])
+        add_masks(last, [(key, -sign) for key, sign in keys.update])
         first = np.zeros_like(last)
         add_packed(np.memmap(folder / "first", np.uint8, "r"), width, first)
         last -= first
@@ -169,7 +169,7 @@ class _Cohort:
             pack(lanes, width, packed)
             packed.tofile(folder / name)
         counted = np.array([survivors, survivors * WEIGHT], np.uint64)
-        add_masks(counted, [(key, -sign) for key, sign in removal.scalars])
+        add_masks(counted, [(key, -sign) for key, sign in keys.scalars])
         counted -= np.frombuffer(self.scalars, "<u8")
         nothing = np.zeros(2, "<u8").tobytes()
         return {"first": self.scalars, "random": nothing, "last": counted.astype("<u8").tobytes()}

@@ -35,8 +35,8 @@ def test_a_threshold_is_above_the_corrupt_clients_and_within_the_remaining_ones(
         assert error.hint
         return
     assert (found.corrupt, found.dropout) == (corrupt, dropout)
-    assert corrupt < found.t <= found.least <= selected - dropout
-    assert found.least >= max(3, corrupt + 2), "two honest clients are in each sum"
+    assert corrupt < found.t <= found.min_survivors <= selected - dropout
+    assert found.min_survivors >= max(3, corrupt + 2), "two honest clients are in each sum"
     if adversary == "malicious":
         assert 2 * found.t > selected + corrupt >= 2 * (found.t - 1)
 

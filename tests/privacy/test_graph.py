@@ -151,7 +151,7 @@ def test_what_is_no_graph_is_an_error(count, k, size):
 
 def test_small_cohorts_and_malicious_aggregators_have_the_complete_graph():
     few = find_graph(10, 9, 0.1, 0.1, "curious")
-    assert (few.is_complete, few.k, few.t, few.least) == (True, 8, 6, 6)
+    assert (few.is_complete, few.k, few.t, few.min_survivors) == (True, 8, 6, 6)
     assert find_graph(COMPLETE_UP_TO, COMPLETE_UP_TO, 0.1, 0.1, "curious").is_complete
     assert find_graph(1000, 1000, 0.1, 0.1, "malicious").is_complete
     assert find_graph(1000, 1000, 0.1, 0.1, "curious", "complete").is_complete
@@ -159,14 +159,14 @@ def test_small_cohorts_and_malicious_aggregators_have_the_complete_graph():
 
 def test_a_large_cohort_has_k_neighbours_and_may_lose_no_more_than_planned():
     many = find_graph(1000, 1000, 0.1, 0.1, "curious")
-    assert (many.k, many.t, many.least) == (*find_parameters(1000, 0.1, 0.1), 900)
+    assert (many.k, many.t, many.min_survivors) == (*find_parameters(1000, 0.1, 0.1), 900)
 
 
 @pytest.mark.parametrize("members", [900, 950, 999])
 def test_all_corrupt_clients_may_be_on_a_smaller_roster(members):
     """Who does not advertise is a drop-out: the rest may lose fewer, and holds as many corrupt clients."""
     found = find_graph(1000, members, 0.1, 0.1, "curious")
-    assert found.least == 900
+    assert found.min_survivors == 900
     assert meets_bounds(members, 100, members - 900, Parameters(found.k, found.t))
 
 

@@ -82,7 +82,7 @@ def test_a_second_device_with_one_identity_key_drops_out_alone():
     cohort = Cohort(terms_of(5, 3), 5)
     cohort.server._identities[name_of(1)] = identity(0)
     sybil: Any = cohort.participants[name_of(1)]
-    sybil._own, sybil._identity = replace(sybil._own, identity=identity(0)), first(cohort)._identity
+    sybil._advertisement, sybil._identity = replace(sybil._advertisement, identity=identity(0)), first(cohort)._identity
     cohort.server.receive(name_of(0), first(cohort).advertise())
     with pytest.raises(BadMessage, match="the identity key of another client"):
         cohort.server.receive(name_of(1), sybil.advertise())
@@ -112,7 +112,7 @@ def test_different_rosters_give_shares_that_nobody_opens():
     forged = Delivery((1, *delivery.sharers), (dealt.nonce, *delivery.nonces), ((1, entry), *delivery.dealt)).write()
     told: Any = cohort.participants[name_of(1)]
     told.prepare(forged)
-    assert set(told._held) == {2, 3, 4, 5}, "it will disclose nothing of the client that was told another roster"
+    assert set(told._received_shares) == {2, 3, 4, 5}, "it discloses nothing of the client with another roster"
 
 
 def test_different_lists_of_sharers_leave_masks_on_the_sum():
@@ -196,7 +196,8 @@ def test_a_pinned_roster_and_malicious_terms_sum_exactly():
 def test_a_point_of_low_order_is_refused(point, pair):
     cohort = Cohort(terms_of(5, 3), 5)
     other: Any = cohort.participants[name_of(1)]
-    other._own = replace(other._own, **{pair: replace(getattr(other._own, pair), x25519=point)})
+    keys = replace(getattr(other._advertisement, pair), x25519=point)
+    other._advertisement = replace(other._advertisement, **{pair: keys})
     made = [one.advertise() for one in cohort.participants.values()]
     with pytest.raises(BadMessage, match="low order"):
         cohort.server.receive(name_of(1), made[1])
@@ -244,13 +245,13 @@ def test_the_messages_of_another_round_are_refused():
 def test_shares_that_were_swapped_or_changed_are_not_kept(change):
     cohort = at("masked")
     first(cohort).prepare(change(Delivery.read(cohort.requests[name_of(0)], 1, 5, post_quantum=False)).write())
-    assert set(first(cohort)._held) == {1, 3, 4, 5}
+    assert set(first(cohort)._received_shares) == {1, 3, 4, 5}
 
 
 def deals_wrong_shares_to(cohort: Cohort, holders: set[int]) -> None:
     liar: Any = cohort.participants[name_of(1)]
-    honest = liar._committed
-    liar._committed = lambda dealer, holder, kind, share: honest(
+    honest = liar._share_commitment
+    liar._share_commitment = lambda dealer, holder, kind, share: honest(
         dealer, holder, kind, bytes(33) if holder in holders else share
     )
 
@@ -349,7 +350,7 @@ def test_signatures_that_are_forged_or_repeated_do_not_count(change):
 
 def test_no_share_of_the_own_root_is_kept():
     cohort = at("agree")
-    assert first(cohort)._held[1][0] == b""
+    assert first(cohort)._received_shares[1][0] == b""
 
 
 # The aggregator
@@ -383,8 +384,8 @@ def test_a_withdrawn_client_keeps_no_secret():
     cohort = at("masked")
     one = first(cohort)
     reason(lambda: one.prepare(b""))
-    assert not {"_root", "_self_seed", "_enc", "_mask", "_nonce"} & set(vars(one))
-    assert not one._held
+    assert not {"_root", "_self_seed", "_seal_keys", "_mask_keys", "_nonce"} & set(vars(one))
+    assert not one._received_shares
 
 
 def test_the_sum_holds_a_client_that_answered_nothing_after_its_vector():

@@ -31,7 +31,7 @@ def test_an_aggregator_sums_the_recorded_bytes():
     total = MaskedSum(terms)
     for vectors in GOLDEN["masked"].values():
         total.add(bytes.fromhex(vectors["update"]), bytes.fromhex(vectors["scalars"]))
-    lanes, scalars = total.unmasked(server.removal())
+    lanes, scalars = total.unmask(server.unmasking_keys())
     assert centered(lanes, terms.width).tolist() == GOLDEN["sum"]["update"]
     assert scalars == GOLDEN["sum"]["scalars"]
 

@@ -63,7 +63,7 @@ class Looking(Fate):
 @pytest.fixture
 def fate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looking]:
     """What a run of five devices discloses is noted, and searched for."""
-    made, take, rebuild = Looking(folder=tmp_path), SecureRoundRunner.on_message, SecureRound._rebuilt
+    made, take, rebuild = Looking(folder=tmp_path), SecureRoundRunner.on_message, SecureRound._reconstruct
 
     def taken(self: SecureRoundRunner, reply: PhaseReply) -> None:
         phase, message = phase_of(reply.assignment_id), base64.b64decode(reply.message)
@@ -82,7 +82,7 @@ def fate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looking]:
         return seed
 
     monkeypatch.setattr(SecureRoundRunner, "on_message", taken)
-    monkeypatch.setattr(SecureRound, "_rebuilt", rebuilt)
+    monkeypatch.setattr(SecureRound, "_reconstruct", rebuilt)
     yield made
 
 
@@ -106,7 +106,7 @@ def test_no_disclosed_share_or_seed_is_on_the_disk(fate: Looking, tmp_path: Path
 
 
 def test_the_search_finds_what_would_be_stored(fate: Looking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secure_round_runner, "STORED", (*secure_round_runner.STORED, "unmask"))
+    monkeypatch.setattr(secure_round_runner, "STORED_PHASES", (*secure_round_runner.STORED_PHASES, "unmask"))
     OneRound(tmp_path, fate).live()
     disclosed = {name.split()[1] for name in fate.found if name.startswith("share")}
     assert disclosed == {"a", "b", "c"}, "the masks are removed with those of the first three devices"

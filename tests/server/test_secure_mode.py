@@ -79,7 +79,7 @@ class Story:
         for name in self.machine.outstanding:
             if name in lost:
                 continue
-            if self.machine.unmasking:
+            if self.machine.is_unmasking:
                 return  # enough shares are here
             message = self.cohort.answer(phase, name, self.machine.requests.get(name, b""))
             if phase == "masked":
@@ -129,8 +129,8 @@ class Story:
         for update_id in self.result.aggregated:
             vectors = self.cohort.vectors[update_id.device]
             total.add(vectors.update, vectors.scalars)
-        removal = next(action.removal for action in self.actions if isinstance(action, RemoveMasks))
-        lanes, _ = total.unmasked(removal)
+        keys = next(action.keys for action in self.actions if isinstance(action, RemoveMasks))
+        lanes, _ = total.unmask(keys)
         wanted, _ = self.cohort.wanted([update_id.device for update_id in self.result.aggregated])
         assert np.array_equal(lanes & np.uint16(0xFFF), wanted.astype(np.int64).astype(np.uint16) & np.uint16(0xFFF))
 

@@ -13,7 +13,7 @@ from thinwire.core import Key, RunPlan
 from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import SecureWork
 from thinwire.privacy.masks import pack, packed_size
-from thinwire.privacy.secure_round import Removal
+from thinwire.privacy.secure_round import UnmaskingKeys
 from thinwire.server.secure_sum import SecureAggregator, next_clip
 
 ONE = 1 << METRIC_BITS
@@ -32,7 +32,7 @@ def summed(*clients: dict[str, int]) -> SecureAggregator:
         pack(points.lanes, made.terms.width, packed)
         lanes = [1, *(scalars[name] % 2**64 for name in made.terms.scalars)]
         made.total.add(packed, np.array(lanes, np.uint64).tobytes())
-    made.unmask(Removal((), ()), bytes(32), 1, 0.0, 1.0)
+    made.unmask(UnmaskingKeys((), ()), bytes(32), 1, 0.0, 1.0)
     return made
 
 

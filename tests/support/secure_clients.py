@@ -238,7 +238,7 @@ class SecureClients:
         total = MaskedSum(self.terms)
         for name in self.server.survivors:
             total.add(*self.vectors(name))
-        lanes, scalars = total.unmasked(self.server.removal())
+        lanes, scalars = total.unmask(self.server.unmasking_keys())
         assert self.work is not None
         seed = rotation_key(self.server.rotation_seed)
         count = len(self.server.survivors)

@@ -138,7 +138,7 @@ class Cohort:
         total = MaskedSum(self.terms)
         for name in self.server.survivors:
             total.add(self.vectors[name].update, self.vectors[name].scalars)
-        lanes, scalars = total.unmasked(self.server.removal())
+        lanes, scalars = total.unmask(self.server.unmasking_keys())
         return centered(lanes, self.terms.width), scalars
 
     def wanted(self, names: Sequence[str]) -> tuple[np.ndarray[Any, Any], dict[str, int]]:

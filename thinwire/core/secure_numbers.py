@@ -33,7 +33,8 @@ METRIC_BITS = 10  # a metric is summed in units of bound / 2^10; finer ones woul
 class Threshold:
     """Holds how many clients' shares reveal a secret (t), and for how many corrupt clients and drop-outs t is right.
 
-    `least` is the fewest clients in a sum: t, and two more than the corrupt clients, who subtract what is theirs.
+    `min_survivors` is the fewest clients in a sum: t, and at least two more than the corrupt clients, since these can
+    subtract their own updates.
     """
 
     t: int
@@ -41,7 +42,7 @@ class Threshold:
     dropout: int
 
     @property
-    def least(self) -> int:
+    def min_survivors(self) -> int:
         """Return max(t, A + 2), at least LEAST_CLIENTS: no sum has one honest client only."""
         return max(self.t, self.corrupt + 2, LEAST_CLIENTS)
 
@@ -64,11 +65,11 @@ def threshold(selected: int, max_corrupt: float, max_dropout: float, adversary: 
     needs 2t answers. Honest clients answer once and corrupt ones twice, so it gets at most n + A (Bonawitz et al. 2017,
     section 6).
 
-    Invariant: A < t and `Threshold.least` <= n - D, so that a round with D drop-outs ends with a sum. Raise `PlanError`
-    if no t has it. For `malicious` that is so from max_corrupt + 2 max_dropout = 1 on.
+    Invariant: A < t and `Threshold.min_survivors` <= n - D, so that a round with D drop-outs ends with a sum. Raise
+    `PlanError` if no t has this property. For `malicious` no t has it from max_corrupt + 2 max_dropout = 1 on.
     """
     found, remaining = _numbers(selected, max_corrupt, max_dropout, adversary)
-    if selected >= LEAST_CLIENTS and found.least <= remaining:
+    if selected >= LEAST_CLIENTS and found.min_survivors <= remaining:
         return found
     enough = _fewest_selected(max_corrupt, max_dropout, adversary)
     if selected < LEAST_CLIENTS:
@@ -81,7 +82,7 @@ def threshold(selected: int, max_corrupt: float, max_dropout: float, adversary: 
     raise PlanError(
         f"no threshold withstands a {adversary} aggregator with [secure] max_corrupt = {max_corrupt:g} and "
         f"max_dropout = {max_dropout:g} among {selected} clients",
-        f"{why}; a sum needs {found.least} clients, and after {counted(found.dropout, 'drop-out')} "
+        f"{why}; a sum needs {found.min_survivors} clients, and after {counted(found.dropout, 'drop-out')} "
         f"{remaining} {'is' if remaining == 1 else 'are'} left",
         "smaller [secure] max_dropout or max_corrupt" + (f", or {enough} clients" if enough else ""),
     )
@@ -102,7 +103,7 @@ def _numbers(selected: int, max_corrupt: float, max_dropout: float, adversary: s
 def _fewest_selected(max_corrupt: float, max_dropout: float, adversary: str) -> int:
     """Return the fewest selected clients that have a threshold; 0 if no number up to MAX_TRIED has one."""
     each = ((count, *_numbers(count, max_corrupt, max_dropout, adversary)) for count in range(MAX_TRIED + 1))
-    return next((count for count, found, left in each if count >= LEAST_CLIENTS and found.least <= left), 0)
+    return next((count for count, found, left in each if count >= LEAST_CLIENTS and found.min_survivors <= left), 0)
 
 
 def fewest_survivors(secure: SecureSection, selected: int, noised: bool) -> int:
@@ -116,7 +117,7 @@ def fewest_survivors(secure: SecureSection, selected: int, noised: bool) -> int:
     """
     found = threshold(selected, secure.max_corrupt, secure.max_dropout, secure.adversary)
     least = secure.min_survivors or (selected - found.dropout if noised else 0)
-    return max(found.least, least)
+    return max(found.min_survivors, least)
 
 
 def protects(secure: SecureSection, selected: int) -> str:

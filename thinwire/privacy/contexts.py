@@ -1,7 +1,7 @@
 """The contexts that bind each message of secure aggregation to one round, and the commitments and signatures on them.
 
 A context is a SHA-256 of all that the clients of a round must have in common. It is in every key, seal and signature
-that follows, so clients that were told different things make masks that do not cancel (Pasquini et al. 2022).
+that follows. So the masks of clients to which the aggregator sent different data do not cancel (Pasquini et al. 2022).
 
     ctx0   the plan, the model as loaded, the training order and the terms of the round; before the roster is known.
            `Participant` and `SecureRound` add the terms themselves (`SecureTerms.bound`)
@@ -70,13 +70,13 @@ class SecureTerms:
             self.selected, clients, self.max_corrupt, self.max_dropout, self.adversary, self.graph, self.rounds
         )
 
-    def least(self, graph: Graph) -> int:
-        """Return the fewest clients with which a phase may close."""
-        return max(graph.least, self.min_survivors)
+    def min_survivors_of(self, graph: Graph) -> int:
+        """Return the fewest clients with which a phase may close: the graph's number, or the plan's if it is larger."""
+        return max(graph.min_survivors, self.min_survivors)
 
 
 def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int, grid: str = "") -> SecureTerms:
-    """Return the terms of a round by its plan, and by what the aggregator told all clients alike.
+    """Return the terms of a round, from its plan and from the work that all its clients share.
 
     `lanes`, `width` and `grid` are those of its `Lattice`.
 
@@ -94,9 +94,9 @@ def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int, grid: str 
 
 
 def clip_follows(plan: RunPlan) -> bool:
-    """Return True if the clip of a secure round follows from how many updates fitted the one before.
+    """Return True if the number of updates that fitted the last clip decides the clip of the next secure round.
 
-    With privacy it does so only if the plan says adaptive, because then the number has noise.
+    With privacy this holds only if the plan says adaptive, because then the number has noise.
     """
     return plan.privacy.adaptive if plan.privacy.mode != "off" else plan.secure.clip == "auto"
 

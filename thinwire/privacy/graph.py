@@ -51,14 +51,14 @@ class Parameters(NamedTuple):
 class Graph:
     """Holds the graph of a roster: its clients, the degree k, the threshold t, and the fewest clients in a sum.
 
-    For the complete graph `least` is that of `Threshold`. For a k-regular graph it is n - D, because its bounds hold
-    for at most D drop-outs: a device that answered for fewer survivors could reveal the sum of a component.
+    For the complete graph `min_survivors` is that of `Threshold`. For a k-regular graph it is n - D, because its bounds
+    hold for at most D drop-outs: a device that signed for fewer survivors could reveal the sum of a component.
     """
 
     clients: int
     k: int
     t: int
-    least: int
+    min_survivors: int
 
     @property
     def is_complete(self) -> bool:
@@ -81,13 +81,13 @@ def find_graph(
     """
     complete = threshold(selected, max_corrupt, max_dropout, adversary)
     least = selected - complete.dropout
-    if not complete.least <= members <= selected:
+    if not complete.min_survivors <= members <= selected:
         raise PlanError(
             f"a roster of {members} clients, of {selected} that were selected",
-            f"a sum needs at least {complete.least} and has at most {selected}",
+            f"a sum needs at least {complete.min_survivors} and has at most {selected}",
             "a round with more clients, or a longer [cohort] deadline_s",
         )
-    whole = Graph(members, members - 1, complete.t, complete.least)
+    whole = Graph(members, members - 1, complete.t, complete.min_survivors)
     if kind == "complete" or (kind == "auto" and (adversary == "malicious" or selected <= COMPLETE_UP_TO)):
         return whole
     if adversary == "malicious":

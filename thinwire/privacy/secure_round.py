@@ -5,11 +5,11 @@
     share      `Shares`                U2: clients with a valid message       Delivery
     masked     two masked vectors      U3: the survivors                      Survivors
     agree      a signature             the valid signatures                   Agreements
-    unmask     `Disclosure`            every secret that the sum needs        (none: `removal` is ready)
+    unmask     `Disclosure`            every secret that the sum needs        (none: `unmasking_keys` are ready)
 
 The caller feeds messages and drop-outs, and closes a phase when nobody is outstanding or the deadline demands it. It
 makes the survivors durable before it shows them to a client. `TooFew` and `Aborted` end the round without a step.
-Before `unmask` the masks stay on the vectors; from then on, the aggregator must be taken to hold the sum.
+Before `unmask` the aggregator cannot remove the masks. From then on, a threat model must assume that it has the sum.
 
 Invariant: the same messages and closings in the same order give the same requests, so a journal replays a round.
 
@@ -68,8 +68,8 @@ class Aborted(ThinwireError):
 
 
 @dataclass(frozen=True)
-class Removal:
-    """The keys of the masks that are left in the sum, with the sign with which each one is added to remove it."""
+class UnmaskingKeys:
+    """The keys of the masks that are left in the sum, each with the sign that removes its mask."""
 
     update: tuple[tuple[bytes, int], ...] = field(repr=False)  # no log shows a key
     scalars: tuple[tuple[bytes, int], ...] = field(repr=False)
@@ -101,14 +101,14 @@ class MaskedSum:
         self.scalars += np.frombuffer(scalars, "<u8")
         self.clients += 1
 
-    def unmasked(self, removal: Removal) -> tuple[NDArray[Any], dict[str, int]]:
+    def unmask(self, keys: UnmaskingKeys) -> tuple[NDArray[Any], dict[str, int]]:
         """Remove the masks in place; return the lanes of the sum (mod 2^lane) and the sums of the scalars by name.
 
         Raise `Aborted` unless the check lane holds the number of clients. The update has check lanes of its own, which
         the lattice reads.
         """
-        add_masks(self.update, removal.update)
-        add_masks(self.scalars, removal.scalars)
+        add_masks(self.update, keys.update)
+        add_masks(self.scalars, keys.scalars)
         if int(self.scalars[0]) != self.clients:
             raise Aborted("the masks do not cancel", why="a client dealt wrong shares, or a masked vector is damaged")
         signed = self.scalars[1:].view(np.int64)
@@ -130,7 +130,7 @@ class SecureRound:
         self._shares: dict[int, Shares] = {}
         self._masked, self._signatures = set[int](), dict[int, bytes]()
         self._disclosed: dict[tuple[int, bool], dict[int, bytes]] = {}  # (dealer, is root) -> holder -> share
-        self.done = False  # every secret that the sum needs can be rebuilt
+        self.can_unmask = False  # True once every secret that the sum needs can be reconstructed
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class SecureRound:
         return tuple(self._roster[index - 1].name for index in sorted(self._masked))
 
     def receive(self, name: str, message: bytes = b"") -> None:
-        """Take a client's message of the current phase; raise `BadMessage` if it is not valid, which drops the client.
+        """Accept a client's message of the current phase; drop the client and raise `BadMessage` if it is not valid.
 
         In `masked` the caller checks and keeps the vectors itself (`MaskedSum`), and passes no message.
         """
@@ -170,7 +170,7 @@ class SecureRound:
 
         Clients whose message has not come are dropped. Raise `TooFew` or `Aborted` if the round cannot go on.
         """
-        for name in sorted(self.outstanding) if not self.done else ():  # the others' shares are enough
+        for name in sorted(self.outstanding) if not self.can_unmask else ():  # no more shares are needed
             self.drop(name)
         requests: dict[str, bytes] = getattr(self, f"_close_{self.phase}")()
         if self.phase != PHASES[-1]:
@@ -208,7 +208,7 @@ class SecureRound:
             self.graph = self.terms.graph_of(count)
         except PlanError as error:
             raise TooFew(f"{counted(count, 'client')} advertised keys", why=error.why) from None
-        self._require(count, "advertised keys")
+        self._require_enough(count, "advertised keys")
         raw = Roster(self._roster).write()
         self._context1 = context_of_roster(self._context0, raw)
         self._index = {one.name: index for index, one in enumerate(self._roster, 1)}
@@ -225,7 +225,7 @@ class SecureRound:
         self._shares[index] = found
 
     def _close_share(self) -> dict[str, bytes]:
-        self._require(len(self._shares), "sent shares")
+        self._require_enough(len(self._shares), "sent shares")
         self._sharers = sorted(self._shares)
         nonces = tuple(self._shares[index].nonce for index in self._sharers)
         self._context2 = context_of_sharers(self._context1, self._sharers, nonces)
@@ -249,12 +249,12 @@ class SecureRound:
     def withdraw_vector(self, name: str) -> None:
         """Drop a client whose masked vector came, before the survivors are shown; raise RuntimeError afterwards."""
         if self.phase != "masked":
-            raise RuntimeError(f"the survivors of the round were shown: {name} is one of them for good")
+            raise RuntimeError(f"the survivors of the round were shown, and {name} is one of them")
         self._masked.discard(self._index[name])
         self.dropped[name] = "masked"
 
     def _close_masked(self) -> dict[str, bytes]:
-        self._require(len(self._masked), "sent masked vectors")
+        self._require_enough(len(self._masked), "sent masked vectors")
         self._survivors = sorted(self._masked)
         few = [i for i in self._sharers if len(self._masked & set(self._holders[i])) < self.graph.t]
         if few:
@@ -281,8 +281,8 @@ class SecureRound:
     def _take_unmask(self, name: str, message: bytes) -> None:
         holder = self._index[name]
         found = Disclosure.read(message, len(self._roster)).shares
-        due = {(dealer, is_root) for dealer, is_root in self._due() if holder in self._holders[dealer]}
-        if not {(dealer, is_root) for dealer, is_root, _ in found} <= due:  # it holds none of a dealer whose were wrong
+        due = {(dealer, is_root) for dealer, is_root in self._needed_secrets() if holder in self._holders[dealer]}
+        if not {(dealer, is_root) for dealer, is_root, _ in found} <= due:  # fewer are valid: a dealer's may be wrong
             raise BadMessage(f"{name} disclosed shares of other clients, or of the other kind")
         for dealer, is_root, share in found:
             entry, ends = self._entries[dealer][holder], struct.pack("<HH", dealer, holder)
@@ -291,65 +291,65 @@ class SecureRound:
                 raise BadMessage(f"{name} disclosed a share that {self._roster[dealer - 1].name} did not deal")
         for dealer, is_root, share in found:
             self._disclosed.setdefault((dealer, is_root), {})[holder] = share
-        self.done = all(len(self._disclosed.get(secret, ())) >= self.graph.t for secret in self._due())
+        self.can_unmask = all(len(self._disclosed.get(secret, ())) >= self.graph.t for secret in self._needed_secrets())
 
     def _close_unmask(self) -> dict[str, bytes]:
-        if not self.done:
-            few, dealer = min((len(self._disclosed.get(secret, ())), secret[0]) for secret in self._due())
+        if not self.can_unmask:
+            few, dealer = min((len(self._disclosed.get(secret, ())), secret[0]) for secret in self._needed_secrets())
             raise TooFew(
                 f"{few} shares of a secret of {self._roster[dealer - 1].name}, which the sum needs",
                 why=f"{self.graph.t} are necessary: clients left, or this one dealt wrong shares",
             )
         return {}
 
-    def _due(self) -> list[tuple[int, bool]]:
-        """Return the secrets that the sum needs: the dealer, and True for its root."""
+    def _needed_secrets(self) -> list[tuple[int, bool]]:
+        """Return the secrets that the sum needs, each as its dealer and True for a root, False for a self mask."""
         return [(dealer, dealer not in self._masked) for dealer in self._sharers]
 
-    def removal(self) -> Removal:
-        """Rebuild the secrets that the sum needs, and return the keys of the masks that are left in it.
+    def unmasking_keys(self) -> UnmaskingKeys:
+        """Reconstruct the secrets that the sum needs, and return the keys of the masks that are left in it.
 
-        Raise `Aborted` if a rebuilt secret is not the one that its client committed to.
+        Raise `Aborted` if a reconstructed secret is not the one that its client committed to.
         """
-        if not self.done:
-            raise RuntimeError("the secrets that the sum needs are not here")
+        if not self.can_unmask:
+            raise RuntimeError("too few shares were disclosed for the secrets that the sum needs")
         survivors = set(self._survivors)
         seeds = [(self._self_seed(index), -1) for index in self._survivors]
         for index in self._sharers:
             if index not in survivors:
-                seeds += self._pairs_of(index, survivors)
+                seeds += self._pair_secrets_of(index, survivors)
         keys = {
             vector: tuple((mask_key(secret, self._context2, vector), sign) for secret, sign in seeds)
             for vector in ("update", "scalars")
         }
-        return Removal(**keys)
+        return UnmaskingKeys(**keys)
 
-    def _rebuilt(self, dealer: int, is_root: bool) -> bytes:
+    def _reconstruct(self, dealer: int, is_root: bool) -> bytes:
         try:
             return combine(self._disclosed[dealer, is_root], self.graph.t)
         except ValueError:
-            raise self._inconsistent(dealer) from None
+            raise self._inconsistent_shares(dealer) from None
 
-    def _inconsistent(self, dealer: int) -> Aborted:
+    def _inconsistent_shares(self, dealer: int) -> Aborted:
         name = self._roster[dealer - 1].name
         return Aborted(
             f"{name} dealt shares of another secret than it committed to", hint=f"thinwire devices revoke {name}"
         )
 
     def _self_seed(self, index: int) -> bytes:
-        seed = self._rebuilt(index, is_root=False)
+        seed = self._reconstruct(index, is_root=False)
         if commitment("self mask", self._context0, seed) != self._roster[index - 1].self_commitment:
-            raise self._inconsistent(index)
+            raise self._inconsistent_shares(index)
         return seed
 
-    def _pairs_of(self, lost: int, survivors: set[int]) -> list[tuple[bytes, int]]:
+    def _pair_secrets_of(self, lost: int, survivors: set[int]) -> list[tuple[bytes, int]]:
         """Return the secrets of a drop-out's pairs with survivors, with the signs that remove the survivors' masks."""
-        root = self._rebuilt(lost, is_root=True)
+        root = self._reconstruct(lost, is_root=True)
         keys = PairKeys.from_root(root, "mask", self.terms.post_quantum)
         if keys.public != self._roster[lost - 1].mask:
-            raise self._inconsistent(lost)
+            raise self._inconsistent_shares(lost)
         neighbours = [holder for holder in self._holders[lost] if holder != lost]
-        outgoing = self._escrow(lost, root, neighbours)
+        outgoing = self._open_escrow(lost, root, neighbours)
         found = list[tuple[bytes, int]]()
         for peer in neighbours:
             if peer not in survivors:
@@ -359,18 +359,18 @@ class SecureRound:
             try:
                 secret = pair_secret(keys, self._roster[peer - 1].mask, first, second)
             except BadKey:
-                raise self._inconsistent(peer) from None
+                raise self._inconsistent_shares(peer) from None
             found.append((secret, -1 if peer < lost else 1))
         return found
 
-    def _escrow(self, lost: int, root: bytes, neighbours: Sequence[int]) -> dict[int, bytes]:
+    def _open_escrow(self, lost: int, root: bytes, neighbours: Sequence[int]) -> dict[int, bytes]:
         """Return the secrets of ML-KEM that a drop-out encapsulated for its neighbours; b"" in a classical suite."""
         if not self.terms.post_quantum:
             return dict.fromkeys(neighbours, b"")
         try:
             raw = unseal(hkdf(root, "escrow", self._context1), self._shares[lost].escrow, self._context1)
         except BadSeal:
-            raise self._inconsistent(lost) from None
+            raise self._inconsistent_shares(lost) from None
         parts = [raw[at : at + SECRET_BYTES] for at in range(0, len(raw), SECRET_BYTES)]
         return dict(zip(neighbours, parts, strict=True))
 
@@ -381,6 +381,6 @@ class SecureRound:
             "thinwire secure rotation", self._context2, *(self._shares[index].nonce for index in self._sharers)
         )
 
-    def _require(self, found: int, did: str) -> None:
-        if found < (least := self.terms.least(self.graph)):
+    def _require_enough(self, found: int, did: str) -> None:
+        if found < (least := self.terms.min_survivors_of(self.graph)):
             raise TooFew(f"{counted(found, 'client')} {did}", why=f"the sum needs {least}")

@@ -40,11 +40,11 @@ NOT_PROTECTED: Final = (
 class Protection:
     """Holds what secure aggregation protects in a run, under which assumptions, and what it does not, as sentences.
 
-    `least` is the fewest clients in a sum, 0 if no sum is possible.
+    `min_survivors` is the fewest clients in a sum, 0 if no sum is possible.
     """
 
     sentence: str
-    least: int
+    min_survivors: int
     assumes: tuple[str, ...]
     not_protected: str = NOT_PROTECTED
 
@@ -80,7 +80,7 @@ def protection(run: RunRow, selected: Collection[int]) -> Protection | None:
     except PlanError as error:  # no k-regular graph, which the plan demands, has so few clients
         return Protection(f"A round of {counted(fewest, 'client')} has no sum: {error.what}.", 0, ())
     noised = dict(run.plan.get("privacy") or {}).get("mode") == "distributed"
-    least = max(graph.least, fewest_survivors(secure, fewest, noised))
+    least = max(graph.min_survivors, fewest_survivors(secure, fewest, noised))
     said = f"{protects(secure, fewest)}; a sum holds at least {least} clients"
     if fewest < most:
         said += f"; the rounds selected {fewest} to {most} clients"
@@ -147,7 +147,7 @@ def thresholds(plan: RunPlan, online: int | None) -> dict[str, Any]:
         "dropout": share_of(secure.max_dropout, selected),
         "threshold": graph.t,
         "neighbours": graph.k,
-        "least": max(graph.least, fewest_survivors(secure, selected, plan.privacy.mode == "distributed")),
+        "least": max(graph.min_survivors, fewest_survivors(secure, selected, plan.privacy.mode == "distributed")),
         "protection": protects(secure, selected),
     }
 

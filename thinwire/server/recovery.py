@@ -64,7 +64,7 @@ def replayed(now: RoundProgress, runner: RoundRunner) -> round_events.PastEvents
     """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
     if isinstance(runner, SecureRoundRunner):
-        yield from runner.aborted()
+        yield from runner.abort_inputs()
     for event in now.since:
         match event:
             case ClientSelected(device=device, assignment_id=assignment_id):
@@ -83,7 +83,7 @@ def replayed(now: RoundProgress, runner: RoundRunner) -> round_events.PastEvents
             case ClientReconnected(device=device):
                 yield round_events.DeviceConnected(device), event.elapsed_s
             case PhaseClosed() if isinstance(runner, SecureRoundRunner):
-                yield from runner.replayed(event)
+                yield from runner.phase_inputs(event)
 
 
 def not_accepted(now: RoundProgress) -> list[UpdateId]:

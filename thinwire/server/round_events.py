@@ -15,7 +15,7 @@ from typing import Literal
 from thinwire.core.events import CloseReason, DropReason
 from thinwire.core.formatting import Reasons
 from thinwire.core.types import UpdateId
-from thinwire.privacy.secure_round import Removal
+from thinwire.privacy.secure_round import UnmaskingKeys
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class RemoveVector:
 class RemoveMasks:
     """Remove the masks from the sum with these keys, then report `MasksRemoved`."""
 
-    removal: Removal
+    keys: UnmaskingKeys
 
 
 Action = (

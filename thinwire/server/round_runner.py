@@ -290,13 +290,13 @@ class RoundRunner:
                     )  # fmt: skip
                     assigned.append(assignment_id)
                 case _:
-                    facts += self.facts_of(action)
+                    facts += self.events_of(action)
         if facts:
             self.record(*facts)
         if assigned:
             running.assign([running.mode.assignment(running, assignment_id) for assignment_id in assigned])
 
-    def facts_of(self, action: round_events.Action) -> list[Event]:
+    def events_of(self, action: round_events.Action) -> list[Event]:
         """Return the events of an action that only other modes have."""
         return []
 

@@ -1,12 +1,12 @@
 """A round with secure aggregation: one deadline drives the phases of `privacy/secure_round.py`, without I/O.
 
-A device's assignment to train begins its part in the round. Its first reply is its advertisement, then it answers the
-phase `share` while it trains, sends its masked vector as the round's update, and answers `agree` and `unmask`. A device
-that misses a phase drops out of the round, and is not waited for again.
+A device enters the round with its assignment to train. Its first reply is its advertisement. It answers the phase
+`share` while it trains, sends its masked vector as the round's update, and answers `agree` and `unmask`. A device that
+misses a phase drops out of the round, and no later phase waits for it.
 
-The round's deadline rules all phases. The last `RESERVE` of its time is for `agree` and `unmask`. The time before it is
-for training and the masked vectors. `advertise` may take half of that time, because a device advertises when it has the
-whole model, and `share` may take a quarter more. A phase ends earlier as soon as no device is outstanding in it.
+All phases share the round's deadline. The last share `RESERVE` of its time is for `agree` and `unmask`. The time before
+it is for training and the masked vectors. `advertise` may take half of that time, because a device advertises when it
+has the whole model, and `share` may take a quarter more. A phase ends earlier once no device is outstanding in it.
 
 Invariant: no vector leaves the sum after the survivors were shown. A reply that comes after its phase is never read.
 """
@@ -70,10 +70,10 @@ NO_MESSAGE = "no message in time for the phase"
 class SecureMode(RoundMode):
     """Rounds with secure aggregation: one round is open, and its roster is fixed when it opens.
 
-    All clients of a round are told the same (`SecureWork`), which follows from the journal alone.
+    All clients of a round get the same `SecureWork`, which follows from the journal alone.
     """
 
-    replaces = False  # a client that is selected later has no share of the others
+    replaces = False  # a client that is selected later would have no shares of the others
     evaluates_alone = False
 
     @classmethod
@@ -91,7 +91,7 @@ class SecureMode(RoundMode):
         """
         if self.plan.secure.adversary != "malicious" or running.simulated:
             return ""
-        return self._roster.lacks(running.home.roster, device, running.store.roster.by_fingerprint)
+        return self._roster.refusal(running.home.roster, device, running.store.roster.by_fingerprint)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         """Return False if no threshold exists for so many clients, because others are busy."""
@@ -102,7 +102,7 @@ class SecureMode(RoundMode):
         return super().may_open(running, cohort, min_updates)
 
     def abort(self, running: RunContext) -> None:
-        """Delete the messages that a crash behind the last round left: the run is over."""
+        """Delete the messages of a round that a crash left behind: the run is over."""
         shutil.rmtree(running.home.messages(running.run_id), ignore_errors=True)
 
     def secure_work(self, running: RunContext, number: int) -> SecureWork:
@@ -129,7 +129,7 @@ class SecureMode(RoundMode):
         return SecureRoundMachine(self.config(opened), secure=SecureRound(aggregator.terms, context0, selected))
 
 
-INSTALL = "thinwire devices roster install SIGNED.json --key KEY.pem.pub"
+INSTALL_COMMAND = "thinwire devices roster install SIGNED.json --key KEY.pem.pub"
 
 
 class InstalledRoster:
@@ -139,27 +139,28 @@ class InstalledRoster:
     """
 
     def __init__(self) -> None:
-        self._read: tuple[int, int, int] | None = None  # inode, time and size of the file
+        self._file_version: tuple[int, int, int] | None = None  # inode, time and size of the file
         self._devices: Mapping[str, str] = {}  # name -> fingerprint
-        self._wrong = ""
+        self._unreadable = ""
 
-    def lacks(self, path: Path, device: str, registered: Callable[[str], DeviceRow | None]) -> str:
+    def refusal(self, path: Path, device: str, registered: Callable[[str], DeviceRow | None]) -> str:
         """Return why a device may not be selected, as a phrase about it; "" if its name and key are on the roster.
 
         `registered` returns the device with a fingerprint.
         """
         try:
             found = path.stat()
-            if self._read != (now := (found.st_ino, found.st_mtime_ns, found.st_size)):
-                self._read, self._wrong, self._devices = now, "", fingerprints(path)
+            if self._file_version != (now := (found.st_ino, found.st_mtime_ns, found.st_size)):
+                self._file_version, self._unreadable, self._devices = now, "", fingerprints(path)
         except FileNotFoundError:
-            return f"is not selected before a roster is installed on the aggregator (type there: {INSTALL})"
+            return f"is not selected before a roster is installed on the aggregator (type there: {INSTALL_COMMAND})"
         except (OSError, DataLost) as error:
-            self._wrong, self._devices = f"is not selected: {path} is not readable: {error}", {}
+            self._unreadable, self._devices = f"is not selected: {path} is not readable: {error}", {}
         row = registered(self._devices.get(device, ""))
         if row is not None and row.name == device:
             return ""
-        return self._wrong or f"is not on the installed roster with its key (sign one with it, then: {INSTALL})"
+        missing = f"is not on the installed roster with its key (sign one with it, then: {INSTALL_COMMAND})"
+        return self._unreadable or missing
 
 
 def fingerprints(path: Path) -> dict[str, str]:
@@ -189,9 +190,9 @@ class SecureRoundMachine(RoundMachine):
     secure: SecureRound = field(kw_only=True)
     requests: Mapping[str, bytes] = field(default_factory=dict)
     vectors: dict[str, UpdateId] = field(default_factory=dict)
-    absent: dict[str, tuple[str, str]] = field(default_factory=dict)  # device that left after its message -> kind, text
-    unmasking: bool = False  # the masks are being removed
-    closing: CloseReason = "all"  # why the phase masked was closed; it becomes the reason of the round
+    left_early: dict[str, tuple[str, str]] = field(default_factory=dict)  # device gone after its message -> kind, text
+    is_unmasking: bool = False  # the masks are being removed
+    masked_close_reason: CloseReason = "all"  # of the phase masked; it becomes the reason of the round
     detail: str = ""  # why the round has no sum
 
     @property
@@ -212,23 +213,23 @@ class SecureRoundMachine(RoundMachine):
         actions = list[Action]()
         while not self.shut and self._may_close(now):
             actions += self._close_phase()
-            for device in self.absent.keys() & self.secure.outstanding:
-                actions += self._mark(device, *self.absent[device])
+            for device in self.left_early.keys() & self.secure.outstanding:
+                actions += self._drop_out(device, *self.left_early[device])
         if self.shut and self.shut != "stopped":  # no client goes on, so each of them is free for the next round
             actions += [
-                found for device in self._reported_outstanding for found in self._note(device, "stale", ROUND_OVER)
+                found for device in self._reported_outstanding for found in self._mark_lost(device, "stale", ROUND_OVER)
             ]
         return actions
 
     def _may_close(self, now: float) -> bool:
         """Return True if the open phase ends now."""
-        if self.unmasking or self.aggregating:
+        if self.is_unmasking or self.aggregating:
             return False
-        if self.secure.phase == "unmask" and self.secure.done:
+        if self.secure.phase == "unmask" and self.secure.can_unmask:
             return True
         if self.secure.phase == "masked":
-            found = self._enough(now)
-            self.closing = found or self.closing
+            found = self._masked_phase_ends(now)
+            self.masked_close_reason = found or self.masked_close_reason
             return found is not None
         return not self.secure.outstanding or now >= self.deadline_at
 
@@ -236,8 +237,8 @@ class SecureRoundMachine(RoundMachine):
         del now  # a phase that is full or late is closed by `_decide`, also after a restart: the masks are still on
         return self.shut
 
-    def _enough(self, now: float) -> CloseReason | None:
-        """Return the reason for which no more masked vectors are accepted, or None."""
+    def _masked_phase_ends(self, now: float) -> CloseReason | None:
+        """Return the reason to accept no more masked vectors, or None while the phase `masked` stays open."""
         if not self.secure.outstanding:
             return "enough" if self.secure.dropped else "all"
         if len(self.aggregated) >= self.config.target_updates:
@@ -247,23 +248,23 @@ class SecureRoundMachine(RoundMachine):
     def _close_phase(self) -> list[Action]:
         """Close the open phase, and remove the masks after the last one."""
         phase = self.secure.phase
-        silent = () if self.secure.done else self.outstanding
-        is_enough = phase == "masked" and self.closing == "enough"
+        silent = () if self.secure.can_unmask else self.outstanding
+        is_enough = phase == "masked" and self.masked_close_reason == "enough"
         text = ROUND_OVER if is_enough else f"{NO_MESSAGE} {phase}"
-        actions = [found for device in silent for found in self._mark(device, "stale", text)]
+        actions = [found for device in silent for found in self._drop_out(device, "stale", text)]
         try:
             self.requests = self.secure.close()
             if phase != "unmask":
                 return [*actions, ClosePhase(phase, self.requests)]
-            self.unmasking = True
-            return [*actions, RemoveMasks(self.secure.removal())]
+            self.is_unmasking = True
+            return [*actions, RemoveMasks(self.secure.unmasking_keys())]
         except TooFew as error:
-            self._end("too-few", str(error))
+            self._end_without_sum("too-few", str(error))
         except Aborted as error:
-            self._end("aborted", str(error))
+            self._end_without_sum("aborted", str(error))
         return actions
 
-    def _end(self, reason: CloseReason, detail: str) -> None:
+    def _end_without_sum(self, reason: CloseReason, detail: str) -> None:
         """End the round without a sum, unless it has ended already."""
         if not self.shut:
             self.shut, self.detail = reason, detail[:MAX_DETAIL]
@@ -277,13 +278,13 @@ class SecureRoundMachine(RoundMachine):
             case PhaseMessage(device, phase, message):
                 return self._message(device, phase, message)
             case PhaseEnded(reason):
-                self.closing = cast(CloseReason, reason) if reason else self.closing
+                self.masked_close_reason = cast(CloseReason, reason) if reason else self.masked_close_reason
                 self.requests = self.secure.close()
                 return []
             case MasksRemoved(error):
                 if error:
-                    self._end("aborted", error)
-                self.shut = self.shut or self.closing
+                    self._end_without_sum("aborted", error)
+                self.shut = self.shut or self.masked_close_reason
                 return []
             case AggregationDone(update_id) if update_id in self.dropped:
                 self.aggregating.discard(update_id)  # its file was damaged after it was added
@@ -292,21 +293,21 @@ class SecureRoundMachine(RoundMachine):
                 self.aggregating.discard(update_id)  # its device was revoked while it was added
                 return [RemoveVector(update_id), *self._drop(update_id, "revoked")]
             case DeviceConnected(device):
-                return self._return(device)
+                return self._readmit(device)
             case DeviceDisconnected(device, "revoked") if device in self.vectors:
                 return self._revoke(device)
         return super()._take(event, now)
 
     def _message(self, device: str, phase: str, message: bytes) -> list[Action]:
         if phase != self.secure.phase or device not in self.secure.outstanding:
-            return []  # it came twice, or too late: it is not read
+            return []  # a second message, or a late one, is not read
         try:
             if phase == "masked":
                 raise BadMessage("a small message in place of masked vectors")
             self.secure.receive(device, message)
         except BadMessage as error:
             self.secure.drop(device)
-            return self._note(device, "protocol", str(error))
+            return self._mark_lost(device, "protocol", str(error))
         return []
 
     def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
@@ -330,12 +331,13 @@ class SecureRoundMachine(RoundMachine):
         if self.secure.phase == "masked":
             self.secure.withdraw_vector(update_id.device)
         else:
-            self._end("aborted", f"the masked vector of {update_id.device} was damaged after its survivors were shown")
+            why = f"the masked vector of {update_id.device} was damaged after its survivors were shown"
+            self._end_without_sum("aborted", why)
 
     def _revoke(self, device: str) -> list[Action]:
         """Take the vector of a revoked device out of the sum, or end the round if the survivors were shown."""
         if self.secure.phase != "masked":
-            self._end("aborted", f"{device} was revoked after the survivors were shown")
+            self._end_without_sum("aborted", f"{device} was revoked after the survivors were shown")
             return []
         update_id = self.vectors.pop(device)
         self.secure.withdraw_vector(device)
@@ -350,27 +352,27 @@ class SecureRoundMachine(RoundMachine):
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         is_known = assignment_id != "" and self.assignments.get(device) == assignment_id
-        return self._mark(device, kind, text) if is_known and device not in self.lost else []
+        return self._drop_out(device, kind, text) if is_known and device not in self.lost else []
 
-    def _mark(self, device: str, kind: str, text: str) -> list[Action]:
-        """Note that a device drops out of the open phase, or of the next one if its message of this one is here."""
+    def _drop_out(self, device: str, kind: str, text: str) -> list[Action]:
+        """Drop a device out of the open phase, or of the next one if it has sent its message of the open phase."""
         if device not in self.secure.outstanding:
-            self.absent[device] = kind, text
+            self.left_early[device] = kind, text
             return []
         self.secure.drop(device)
-        return self._note(device, kind, text)
+        return self._mark_lost(device, kind, text)
 
-    def _note(self, device: str, kind: str, text: str) -> list[Action]:
-        """Note that a device dropped out; its assignment fails, unless its masked vector is in the sum."""
+    def _mark_lost(self, device: str, kind: str, text: str) -> list[Action]:
+        """Record that a device dropped out; its assignment fails, unless its masked vector is in the sum."""
         self.lost[device] = kind
         if self.assignments[device] in self.replied:
             return []
         return [MarkLost(device, self.assignments[device], kind, text)]
 
-    def _return(self, device: str) -> list[Action]:
+    def _readmit(self, device: str) -> list[Action]:
         """Wait again for a device that reconnected before its phase was closed."""
-        if self.absent.get(device, ("",))[0] == "offline":
-            del self.absent[device]
+        if self.left_early.get(device, ("",))[0] == "offline":
+            del self.left_early[device]
         if self.lost.get(device) != "offline" or not self.secure.readmit(device):
             return []
         del self.lost[device]

@@ -38,7 +38,7 @@ from thinwire.core.types import (
     training_id,
 )
 from thinwire.privacy.messages import max_bytes
-from thinwire.privacy.secure_round import Aborted, Removal
+from thinwire.privacy.secure_round import Aborted, UnmaskingKeys
 from thinwire.server import round_events
 from thinwire.server.context import RunContext
 from thinwire.server.evaluation import summed_evaluation
@@ -46,8 +46,8 @@ from thinwire.server.round_runner import RoundRunner
 from thinwire.server.secure_mode import SecureRoundMachine
 from thinwire.server.secure_sum import SecureAggregator
 
-UNKEPT = "the secrets of its simulated clients were in the memory of a process that ended"
-STORED: tuple[Phase, ...] = ("advertise", "share", "agree")  # phases whose messages are kept until the round ends
+SIMULATED_SECRETS_LOST = "the secrets of its simulated clients were in the memory of a process that ended"
+STORED_PHASES: tuple[Phase, ...] = ("advertise", "share", "agree")  # their messages are kept until the round ends
 
 
 class SecureRoundRunner(RoundRunner):
@@ -59,18 +59,18 @@ class SecureRoundRunner(RoundRunner):
     def __init__(self, running: RunContext, opened: RoundOpened) -> None:
         super().__init__(running, opened)
         self._files = PhaseFiles(running.home.messages(running.run_id), opened.round, running.simulated)
-        self._unreadable = UNKEPT if running.simulated else ""  # why a resumed round is aborted: its messages are lost
+        self._unreadable = SIMULATED_SECRETS_LOST if running.simulated else ""  # why a resumed round is aborted, or ""
         self._messages: dict[str, bytes] = {}  # device -> its message of the open phase, in the order of arrival
 
-    def aborted(self) -> Iterator[tuple[round_events.Input, float]]:
-        """Yield the input that aborts a round of a simulation whose process was killed, in whatever phase it was."""
+    def abort_inputs(self) -> Iterator[tuple[round_events.Input, float]]:
+        """Yield the input that aborts the open round of a simulation whose process was killed."""
         if self._unreadable:
             yield round_events.MasksRemoved(self._unreadable), self.machine.config.opened_s
 
-    def replayed(self, event: PhaseClosed) -> Iterator[tuple[round_events.Input, float]]:
-        """Yield the inputs that a closed phase stands for: its messages in their order, and its end.
+    def phase_inputs(self, event: PhaseClosed) -> Iterator[tuple[round_events.Input, float]]:
+        """Yield the inputs that replay a closed phase: its messages in their order of arrival, and its end.
 
-        If the file of its messages is damaged, or missing because the store is a restored backup, the round is aborted.
+        They abort the round if the file of its messages is damaged, or missing because the store is a restored backup.
         """
         now, messages = self.machine.config.opened_s + event.elapsed_s, dict[str, bytes]()
         try:
@@ -98,7 +98,7 @@ class SecureRoundRunner(RoundRunner):
         return [summed_evaluation(running, base, metrics, self.aggregator.total.clients, now)]
 
     def _outstanding(self) -> list[tuple[str, str]]:
-        """Return the training assignments to send: in later phases every device has its own already."""
+        """Return the training assignments to send; after `advertise` every device in the round has its own."""
         if self.machine.shut or self.machine.secure.phase != "advertise":
             return []
         due = self.machine.secure.outstanding
@@ -118,21 +118,21 @@ class SecureRoundRunner(RoundRunner):
         super().run()
 
     def _lose_absent(self, devices: Iterable[str]) -> None:
-        """Count all devices of the round as disconnected that did not reconnect after a restart."""
+        """Count the devices of the round that did not reconnect after a restart as disconnected."""
         del devices
         super()._lose_absent(self.machine.assignments)
 
     def clean_up(self) -> None:
-        """Delete the files of the round, and withdraw what no client needs to answer any more."""
+        """Delete the files of the round, and cancel the requests that need no answer any more."""
         closed = self.machine.closed
         no_sum = closed is not None and closed.reason in NO_STEP  # all clients forget the secrets of this round
         self._cancel(self.machine.assignments if no_sum else self.machine.secure.outstanding)
-        own, dropped = self.machine.assignments, self.machine.secure.dropped  # one that is away has not got its request
+        own, dropped = self.machine.assignments, self.machine.secure.dropped  # offline devices lack its request
         self.running.fleet.cancel([phase_id(own[device], at) for device, at in dropped.items() if at != "advertise"])
         self._files.delete()
 
     def on_message(self, reply: PhaseReply) -> None:
-        """Pass a device's message of a phase to the state machine; one that is not readable fails its assignment."""
+        """Pass a device's message of a phase to the state machine; an unreadable message fails its assignment."""
         device, phase = reply.device, phase_of(reply.assignment_id) or "advertise"
         assignment_id = training_id(reply.assignment_id)
         if self.machine.closed or self.machine.assignments.get(device) != assignment_id:
@@ -163,9 +163,9 @@ class SecureRoundRunner(RoundRunner):
                 ):
                     self._request(requests)  # else the next phase was closed at once, or a vector was damaged
                 case round_events.RemoveVector(update_id):
-                    self._add_again(update_id)
-                case round_events.RemoveMasks(removal):
-                    self.on(round_events.MasksRemoved(self._unmask(removal)))
+                    self._sum_again_without(update_id)
+                case round_events.RemoveMasks(keys):
+                    self.on(round_events.MasksRemoved(self._unmask(keys)))
 
     def _cancel(self, devices: Iterable[str]) -> None:
         """Withdraw the assignments of these devices in this round: to train, and to answer the open phase."""
@@ -173,15 +173,15 @@ class SecureRoundRunner(RoundRunner):
         phase = self.machine.secure.phase
         self.running.fleet.cancel([*own, *(phase_id(assignment_id, phase) for assignment_id in own)])
 
-    def facts_of(self, action: round_events.Action) -> list[Event]:
+    def events_of(self, action: round_events.Action) -> list[Event]:
         match action:
             case round_events.ClosePhase(phase):
-                return [self._record(phase)]
+                return [self._phase_closed(phase)]
             case round_events.RemoveMasks():
-                return [self._record("unmask")]
+                return [self._phase_closed("unmask")]
         return []
 
-    def _record(self, phase: str) -> PhaseClosed:
+    def _phase_closed(self, phase: str) -> PhaseClosed:
         """Make the messages of a closed phase durable, and return its event."""
         running, machine = self.running, self.machine
         messages, self._messages = self._messages, {}
@@ -190,8 +190,8 @@ class SecureRoundRunner(RoundRunner):
         else:
             messages = {device: message for device, message in messages.items() if device not in machine.lost}
             received = {device: len(message) for device, message in messages.items()}
-        reason = machine.closing if phase == "masked" else ""
-        digest = self._files.write(phase, messages) if phase in STORED else ""
+        reason = machine.masked_close_reason if phase == "masked" else ""
+        digest = self._files.write(phase, messages) if phase in STORED_PHASES else ""
         dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
         elapsed_s = running.elapsed - machine.config.opened_s
         now, number = running.clock.wall(), self.opened.round
@@ -221,10 +221,10 @@ class SecureRoundRunner(RoundRunner):
         )
         return Envelope(device, assignment, self._files.write_request(phase, part.sha256, request))
 
-    def _add_again(self, without: UpdateId) -> None:
-        """Build the sum again from all vectors in it but one, before the survivors are shown.
+    def _sum_again_without(self, without: UpdateId) -> None:
+        """Add all vectors of the sum but one to a new sum, before the survivors are shown.
 
-        A vector whose file is damaged leaves the sum too.
+        A vector whose file is damaged is left out too.
         """
         self.additions.settle()  # no addition may go on: it would go into the old sum
         added, damaged = self.aggregator.added, dict[UpdateId, BadPayload]()
@@ -238,12 +238,12 @@ class SecureRoundRunner(RoundRunner):
         for update_id, found in damaged.items():
             self.on(round_events.AggregationRejected(update_id, "bad-payload", str(found)))
 
-    def _unmask(self, removal: Removal) -> str:
+    def _unmask(self, keys: UnmaskingKeys) -> str:
         """Remove the masks from the sum; return "" or why that is not possible."""
         running, seed = self.running, self.machine.secure.rotation_seed
         elapsed_s = running.elapsed - self.machine.config.opened_s
         try:
-            self.aggregator.unmask(removal, seed, self.opened.round, running.clock.wall(), elapsed_s)
+            self.aggregator.unmask(keys, seed, self.opened.round, running.clock.wall(), elapsed_s)
         except (Aborted, BadSum) as error:
             return str(error)
         return ""

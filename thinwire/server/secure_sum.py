@@ -26,7 +26,7 @@ from thinwire.core.run_events import SumUnmasked
 from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, UpdateId, Vector
 from thinwire.privacy.contexts import SecureTerms, terms_of
 from thinwire.privacy.messages import BadMessage
-from thinwire.privacy.secure_round import MaskedSum, Removal
+from thinwire.privacy.secure_round import MaskedSum, UnmaskingKeys
 from thinwire.privacy.summed_metrics import impossible, summed_metrics
 from thinwire.server.aggregator import Model, RoundAggregator
 
@@ -86,10 +86,10 @@ class SecureAggregator(RoundAggregator):
             raise BadPayload(error.what, error.why) from None
         self.added.append(header.update_id)
 
-    def unmask(self, removal: Removal, rotation_seed: bytes, number: int, at: float, elapsed_s: float) -> None:
+    def unmask(self, keys: UnmaskingKeys, rotation_seed: bytes, number: int, at: float, elapsed_s: float) -> None:
         """Remove the masks, and decode the mean; raise `Aborted` or `BadSum` if the sum is not one of such updates."""
         start, survivors, clip = time.perf_counter(), self.total.clients, self.work.clip
-        lanes, scalars = self.total.unmasked(removal)
+        lanes, scalars = self.total.unmask(keys)
         weight = scalars["weight"]
         self._require_possible(scalars, survivors)
         self.mean = self.lattice.decode_sum(lanes, survivors, weight, self.work.window, rotation_key(rotation_seed))

@@ -342,7 +342,7 @@ def _epsilons(number: int, spent: Spent) -> dict[str, float | None]:
 def _least(row: RoundRow, run: RunRow) -> int:
     """Return the fewest clients in a sum under masks, 0 without secure aggregation."""
     found = secure_rounds.protection(run, [len(row.selected)])
-    return found.least if found else 0
+    return found.min_survivors if found else 0
 
 
 def _round(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.Round:

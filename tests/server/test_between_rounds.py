@@ -23,7 +23,7 @@ def stub(lost: list[str], deferred: dict[str, Any], *arrivals: Failure) -> RunCo
         RunContext,
         SimpleNamespace(
             poll=lambda wait_s: arrivals, run_state=SimpleNamespace(ledger=ledger), deferred=deferred, elapsed=0.0,
-            return_by=1.0, lose=lambda device, kind, text, assignment_id: lost.append(assignment_id),
+            reconnect_until_s=1.0, lose=lambda device, kind, text, assignment_id: lost.append(assignment_id),
         ),
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, H
 from thinwire.core.types import Assignment, Part, Reply, ReplyHeader, UpdateId
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.recording_fleet import RecordingFleet
-from thinwire.server.state.assignment_ledger import KEPT
+from thinwire.server.state.assignment_ledger import MAX_KEPT
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import LocalLink, ScriptedDevice, SyntheticUpdates, Turn
 
@@ -243,14 +243,14 @@ def test_where_too_few_are_left_no_step_is_made(tmp_path: Path) -> None:
 
 def test_what_is_remembered_of_a_run_does_not_grow_with_its_rounds() -> None:
     past = RunState()
-    for number in range(1, 3 * KEPT):
+    for number in range(1, 3 * MAX_KEPT):
         assignment_id = f"toy-1.{number}.a"
         past.apply(RoundOpened(0.0, number, 0.0, 0, "", ["a"], {"a": assignment_id}, "identity", 60.0, 1, 1))
         update = f"toy-1/a/{number}"
         past.apply(UpdateAccepted(0.0, number, number, "a", assignment_id, update, 0, 1.0, False, 0.0, {}))
         past.apply(RoundClosed(0.0, number, "all", number, [update], [], [], 0.0, 0.0, {}))
     ledger, newest = past.ledger, f"toy-1.{number}.a"
-    assert len(ledger.rounds) == len(ledger.outcomes.of("a", most=3 * KEPT)) == KEPT
+    assert len(ledger.rounds) == len(ledger.outcomes.of("a", most=3 * MAX_KEPT)) == MAX_KEPT
     assert (found := ledger.find(newest, "a")) is not None and found.round == number
     assert ledger.find("toy-1.1.a") is ledger.find(newest, "b") is None
     assert ledger.is_forgotten("toy-1.1.a") and not ledger.is_forgotten(newest)

@@ -16,7 +16,7 @@ from thinwire.core.events import ClientFailed, ClientSelected, Event, RoundOpene
 from thinwire.core.fleet import Hello
 from thinwire.core.types import Assignment
 from thinwire.server import round_events
-from thinwire.server.context import RETURN_S
+from thinwire.server.context import RECONNECT_S
 from thinwire.server.policy.eligibility import ConnectedDevices, Eligibility
 from thinwire.server.round_runner import RoundRunner
 from thinwire.simulation import Turn
@@ -75,9 +75,9 @@ def test_who_is_barred_is_not_looked_at_again_at_each_event(tmp_path: Path, monk
 def test_who_does_not_come_back_after_a_restart_is_missed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(
         tmp_path,
-        [scripted("a", 2 * RETURN_S), scripted("b", 3 * RETURN_S), scripted("c", 4 * RETURN_S)],
+        [scripted("a", 2 * RECONNECT_S), scripted("b", 3 * RECONNECT_S), scripted("c", 4 * RECONNECT_S)],
         run={"rounds": 1, "evaluate": "off"},
-        cohort={"deadline_s": 5 * RETURN_S},
+        cohort={"deadline_s": 5 * RECONNECT_S},
     )
     with pytest.raises(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, ClientSelected) and event.device == "c"))

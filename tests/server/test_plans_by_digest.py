@@ -100,11 +100,12 @@ def test_another_process_holds_what_its_hello_says_and_no_more() -> None:
     assert holders.plan_for("a", with_it) == "d" * 64
     assignment = Assignment("assignment-1", "toy-1", "toy", "train", {"run": {}})
     sent.remember([Envelope("a", assignment)])
-    assert sent.take(ReplyHeader("assignment-1", UpdateId("toy-1", "a", 1), 0, 1), restarted=False) is None
+    reply = ReplyHeader("assignment-1", UpdateId("toy-1", "a", 1), 0, 1)
+    assert sent.envelope_to_resend(reply, restarted=False) is None
     assert holders.plan_for("a", without) == "d" * 64
-    sent.take(ClientConnected("a", without), restarted=False)  # the same process again: it has kept what it had
+    sent.envelope_to_resend(ClientConnected("a", without), restarted=False)  # the same process has kept the plan
     assert holders.plan_for("a", without) == "d" * 64
-    sent.take(ClientConnected("a", without), restarted=True)
+    sent.envelope_to_resend(ClientConnected("a", without), restarted=True)
     assert holders.plan_for("a", without) == {"run": {}}
 
 
@@ -112,12 +113,12 @@ def test_only_the_device_that_was_selected_gets_the_plan_again() -> None:
     holders = PlanCache({"run": {}}, "d" * 64)
     sent = SentAssignments(1, holders)
     sent.remember([Envelope("a", Assignment("assignment-1", "toy-1", "toy", "train", "d" * 64))])
-    assert sent.take(Failure("need-plan", "", "assignment-1", "b"), restarted=False) is None
-    assert sent.take(Failure("need-plan", "", "assignment-0", "a"), restarted=False) is None
-    again = sent.take(Failure("need-plan", "", "assignment-1", "a"), restarted=False)
+    assert sent.envelope_to_resend(Failure("need-plan", "", "assignment-1", "b"), restarted=False) is None
+    assert sent.envelope_to_resend(Failure("need-plan", "", "assignment-0", "a"), restarted=False) is None
+    again = sent.envelope_to_resend(Failure("need-plan", "", "assignment-1", "a"), restarted=False)
     assert again is not None
     assert (again.device, again.assignment.assignment_id, again.assignment.plan) == ("a", "assignment-1", {"run": {}})
-    assert sent.take(Failure("need-plan", "", "assignment-1", "a"), restarted=False) is None
+    assert sent.envelope_to_resend(Failure("need-plan", "", "assignment-1", "a"), restarted=False) is None
 
 
 def four_rounds(forgets: set[int], folder: Path) -> Bench:

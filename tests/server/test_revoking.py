@@ -16,7 +16,7 @@ from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepte
 from thinwire.core.types import UpdateId
 from thinwire.server import round_runner
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.context import RETURN_S
+from thinwire.server.context import RECONNECT_S
 from thinwire.server.recording_fleet import RecordingFleet
 from thinwire.server.round_close import AggregationQueue
 from thinwire.simulation import Script, Turn
@@ -166,7 +166,7 @@ def test_nobody_waits_for_a_device_to_come_back_that_was_revoked_while_the_aggre
     bench.fleet.poll(0.0)
     bench.restart()
     assert bench.go().status == "done"
-    assert bench.clock.now() - began < RETURN_S
+    assert bench.clock.now() - began < RECONNECT_S
 
 
 def test_what_was_recorded_as_aggregated_before_a_kill_stays_after_it(tmp_path: Path) -> None:

@@ -149,11 +149,11 @@ def test_who_was_slow_before_holds_its_place_where_a_step_lacks_nothing() -> Non
 
 def test_one_answer_that_took_hours_holds_no_place_for_longer_than_a_rounds_deadline() -> None:
     past = RunState()
-    past.took["a"] = [28_800.0]
+    past.reply_seconds["a"] = [28_800.0]
     past.apply(RoundOpened(0.0, 1, 100.0, 0, "", ["a"], {"a": "assignment-a"}, "identity", 10.0, 1, 1))
     assert slot_s(10.0, 2.5, slowest_s(past, "a")) == 10.0
     assert at_work_before(past, 2) == {"a": SlotLease("assignment-a", 120.0)}, "once more as long as it was given"
-    past.took["a"] = [6.0]
+    past.reply_seconds["a"] = [6.0]
     assert at_work_before(past, 2) == {"a": SlotLease("assignment-a", 112.0)}
 
 

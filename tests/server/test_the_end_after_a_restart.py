@@ -22,7 +22,7 @@ from tests.support.server_bench import (
 from tests.support.server_bench import change as made_up_change
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import Assignment, Vector
-from thinwire.server.context import RETURN_S, StopCommand
+from thinwire.server.context import RECONNECT_S, StopCommand
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 
@@ -69,7 +69,7 @@ def test_a_kill_at_any_commit_measures_every_version_and_tells_all_that_it_is_ov
 def test_who_comes_back_a_while_later_measures_and_is_told_too(tmp_path: Path) -> None:
     bench = killed_at_the_end(tmp_path)
     bench.fleet.die("b")
-    bench.fleet.come("b", RETURN_S / 2)
+    bench.fleet.come("b", RECONNECT_S / 2)
     bench.drive()
     assert measured(bench)[-1][::2] == (2, 3) and stops(bench) == [1, 1, 1]
 
@@ -81,7 +81,7 @@ def test_who_does_not_come_back_is_waited_for_no_longer_than_anywhere(tmp_path: 
     bench.restart()
     began = bench.clock.now()
     row = bench.drive()
-    assert row.status == "done" and RETURN_S <= bench.clock.now() - began < RETURN_S + 5.0
+    assert row.status == "done" and RECONNECT_S <= bench.clock.now() - began < RECONNECT_S + 5.0
     assert measured(bench)[-1][::2] == (2, 2) and stops(bench) == [1, 0, 1]
 
 

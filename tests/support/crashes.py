@@ -60,7 +60,7 @@ from thinwire.server import round_close
 from thinwire.server.context import RunCommands
 from thinwire.server.round_close import finish
 from thinwire.server.run import drive
-from thinwire.server.state.assignment_ledger import KEPT
+from thinwire.server.state.assignment_ledger import MAX_KEPT
 from thinwire.server.state.run_state import RunState
 from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
@@ -300,7 +300,7 @@ class Outcome:
         return {
             outcome.update_id: outcome
             for name in self.devices
-            for outcome in self.run_state.ledger.outcomes.of(name, KEPT)
+            for outcome in self.run_state.ledger.outcomes.of(name, MAX_KEPT)
         }
 
     def same(self) -> dict[str, object]:

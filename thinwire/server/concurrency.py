@@ -90,7 +90,7 @@ class ConcurrencySlots:
 
 def slowest_s(run_state: RunState, device: str) -> float:
     """Return the seconds of the slowest of a device's recent replies; 0 if it has none."""
-    return max(run_state.took.get(device, ()), default=0.0)
+    return max(run_state.reply_seconds.get(device, ()), default=0.0)
 
 
 def at_work_before(run_state: RunState, number: int) -> Mapping[str, SlotLease]:

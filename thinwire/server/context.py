@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from thinwire.server.round_mode import RoundMode
 
 StopCommand = Literal["run", "after-round", "service"] | None
-SHORTEST_S = 1e-6  # of a wait
-RETURN_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
+MIN_WAIT_S = 1e-6  # of a wait
+RECONNECT_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
 POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
 
 
@@ -92,29 +92,29 @@ class RunContext:
         self.codec = LATTICE if self.plan.secure.enabled else rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable, hides=self.plan.privacy.mode != "off")
         self.run_state, later = snapshot.restore(store, run_id, empty_state(self.plan))
-        self._since_snapshot = 0  # events
+        self._events_since_snapshot = 0  # events
         for seq, event in later:
             self.run_state.apply(event)
-            self._since_snapshot += 1
-            self._last_found = seq, event.at
+            self._events_since_snapshot += 1
+            self._last_event = seq, event.at
         if self.run_state.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.on_poll: Callable[[], None] = lambda: None  # called before each poll
         self.mode.reveal(self, starts=True)
         self.begin()
         self.device_profiles = DeviceProfiles(() if self.simulated else store.measures())
-        self.measuring: dict[str, int] = {}  # assignment_id -> bytes sent, of assignments that only evaluate
+        self.evaluation_bytes: dict[str, int] = {}  # assignment_id -> bytes sent, of assignments that only evaluate
         self.deferred: dict[str, ReplyHeader] = {}  # assignment_id -> a reply that a later round handles
         self.came_late: dict[str, bool] = {}  # assignment_id of a deferred reply -> whether it was late when it arrived
-        self.unread = list[Arrival]()  # what arrived while this run computed
+        self.unread = list[Arrival]()  # arrivals during a long step, which the next poll returns
         self._clock_base = self.run_state.elapsed_s - clock.now()
-        self._stands_at: float | None = None  # seconds at which the run's clock stands still
+        self._paused_at_s: float | None = None  # what the run's clock shows while it is stopped
         self.eligibility = Eligibility(
             self.plan, self.report, self.task_layout, self.simulated, presence, self._excluded
         )
         begun = self.run_state.rounds_opened or self.run_state.first.times
-        self.return_by = self.elapsed + (RETURN_S if begun else 0.0)
-        self.go_on()
+        self.reconnect_until_s = self.elapsed + (RECONNECT_S if begun else 0.0)
+        self.resume()
 
     def begin(self) -> None:
         """Load the newest model version and prepare its distribution; without a version, assignments carry no model."""
@@ -124,23 +124,23 @@ class RunContext:
             self.model = Model(self.layout, params, buffers, dict(stored.counters), state)
         else:
             self.model = Model(self.layout, np.zeros(self.layout.size, np.float32), np.zeros(0, np.float32), {})
-        self.sent.models = self.sending = ModelDistributor(self.plan, self.versions, self.run_state, self.model)
+        self.sent.models = self.distributor = ModelDistributor(self.plan, self.versions, self.run_state, self.model)
 
     @property
     def elapsed(self) -> float:
         """Return the seconds on the run's own clock, which stops while the aggregator is down or the run is paused."""
-        return self._clock_base + self.clock.now() if self._stands_at is None else self._stands_at
+        return self._clock_base + self.clock.now() if self._paused_at_s is None else self._paused_at_s
 
     def pause(self) -> None:
-        """Let the run's clock stand still, and leave the devices to other runs."""
-        self._stands_at = self.elapsed
+        """Stop the run's clock, and leave the devices to other runs."""
+        self._paused_at_s = self.elapsed
         self.leases.leave(self.run_id)
 
-    def go_on(self) -> None:
-        """Let the run's clock go on, and share the devices with other runs again."""
-        begins = not self.run_state.rounds_opened or self._stands_at is not None or self.run_state.status == "queued"
-        if self._stands_at is not None:
-            self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
+    def resume(self) -> None:
+        """Start the run's clock again, and share the devices with other runs."""
+        begins = not self.run_state.rounds_opened or self._paused_at_s is not None or self.run_state.status == "queued"
+        if self._paused_at_s is not None:
+            self._clock_base, self._paused_at_s = self._paused_at_s - self.clock.now(), None
         share = RunShare(
             self.run_id, self.plan.run.priority, self.run_state.ledger, lambda: self.elapsed, lambda: self.deferred,
             leases=self.mode.shares_devices, holds_until_close=self.plan.secure.enabled,
@@ -150,7 +150,7 @@ class RunContext:
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make events and measurements durable in one transaction, then apply and publish the events."""
         self.store.record(self.run_id, events, measured, self._snapshot(events))
-        self._since_snapshot += len(events)
+        self._events_since_snapshot += len(events)
         for event in events:
             self.run_state.apply(event)
             self.on_event(event)
@@ -160,9 +160,9 @@ class RunContext:
         opened = None if self.simulated else next((e for e in events if isinstance(e, RoundOpened)), None)
         if opened is None:
             return ""
-        if opened.round % snapshot.SNAPSHOT_ROUNDS and self._since_snapshot < snapshot.SNAPSHOT_EVENTS:
+        if opened.round % snapshot.SNAPSHOT_ROUNDS and self._events_since_snapshot < snapshot.SNAPSHOT_EVENTS:
             return ""
-        self._since_snapshot = 0
+        self._events_since_snapshot = 0
         return snapshot.serialize(self.run_state)
 
     def status(self, status: RunStatus, text: str, exit_code: int = 0) -> None:
@@ -173,7 +173,7 @@ class RunContext:
     def record_resumed(self, number: int) -> None:
         """Record that this round is resumed after a restart, with the downtime of the aggregator."""
         now, elapsed_s = self.clock.wall(), self.elapsed
-        down_since = self.store.down_since(*self._last_found)
+        down_since = self.store.down_since(*self._last_event)
         missed_s = self.run_state.missed_s(down_since, now, elapsed_s)
         self.record(RoundResumed(now, number, down_since, elapsed_s, missed_s))
         self.status("running", f"round {number} goes on")
@@ -184,10 +184,7 @@ class RunContext:
         return self.stopped is not None
 
     def _stop_command(self) -> StopCommand:
-        """Return how the run is to stop by now.
-
-        To stop after the round means to stop, unless a round is driven, or all rounds are made.
-        """
+        """Return how the run must stop now; the command "after-round" waits for the close of a driven round."""
         command = self.commands.stop()
         if command == "after-round":
             return None if self.in_round or self.run_state.steps_made >= self.plan.run.rounds else "run"
@@ -202,10 +199,11 @@ class RunContext:
     def assign(self, envelopes: Sequence[Envelope]) -> None:
         """Send assignments, and remember them in case a device needs the plan or the whole model with one."""
         self.sent.remember(envelopes)
-        self.measuring |= {e.assignment.assignment_id: _length(e) for e in envelopes if e.assignment.kind == "evaluate"}
+        evaluating = [one for one in envelopes if one.assignment.kind == "evaluate"]
+        self.evaluation_bytes |= {one.assignment.assignment_id: _length(one) for one in evaluating}
         self.fleet.send(envelopes)
 
-    def training(self, assignment_id: str) -> Envelope:
+    def training_envelope(self, assignment_id: str) -> Envelope:
         """Return an assignment to train, on the newest model version.
 
         It carries the outcomes of the device's updates and the parts of the model that the device needs.
@@ -214,16 +212,16 @@ class RunContext:
         assert assigned is not None, "an assignment without a reply is not forgotten"
         return self._envelope(assigned.device, assignment_id, "train", assigned.round, assigned.deadline_s)
 
-    def training_again(self, assignment_id: str) -> Envelope:
-        """Return an outstanding assignment on the version with which its round opened, though newer ones exist."""
-        made, assigned = self.training(assignment_id), self.run_state.ledger.find(assignment_id)
+    def training_envelope_again(self, assignment_id: str) -> Envelope:
+        """Return an outstanding assignment on the model version with which its round opened, which may be old."""
+        made, assigned = self.training_envelope(assignment_id), self.run_state.ledger.find(assignment_id)
         assert assigned is not None
         base = self.run_state.bases.of(assigned.base_version)
-        payload = self.sending.whole(base)
+        payload = self.distributor.full_payload(base)
         assignment = replace(made.assignment, base_version=base.version, base_digest=base.digest, parts=payload.parts)
-        return Envelope(made.device, assignment, self.sending.bundle(payload))
+        return Envelope(made.device, assignment, self.distributor.bundle(payload))
 
-    def evaluating(self, device: str, assignment_id: str, deadline_s: float) -> Envelope:
+    def evaluation_envelope(self, device: str, assignment_id: str, deadline_s: float) -> Envelope:
         """Return an assignment to evaluate the newest model version."""
         return self._envelope(device, assignment_id, "evaluate", self.run_state.rounds_opened, deadline_s)
 
@@ -231,7 +229,7 @@ class RunContext:
         self, device: str, assignment_id: str, kind: AssignmentKind, number: int, deadline_s: float
     ) -> Envelope:
         state, plan = self.run_state, self.plan
-        base, payload = state.bases.newest, self.sending.payload_for(device, but=assignment_id)
+        base, payload = state.bases.newest, self.distributor.payload_for(device, but=assignment_id)
         assigned = state.ledger.find(assignment_id)
         together = self.mode.summed_together(self, number) if kind == "train" else 0
         assignment = Assignment(
@@ -255,7 +253,7 @@ class RunContext:
             secure=self.mode.secure_work(self, number) if kind == "train" else None,
             evaluates=assigned.evaluates if assigned else True,
         )
-        return Envelope(device, assignment, self.sending.bundle(payload))
+        return Envelope(device, assignment, self.distributor.bundle(payload))
 
     def poll(self, wait_s: float) -> Iterable[Arrival]:
         """Return what arrived within `wait_s` seconds, after noting which devices are connected.
@@ -265,23 +263,23 @@ class RunContext:
         """
         self.on_poll()
         found, unread, self.unread = list[Arrival](), self.unread, []
-        # Seconds of the run are a sum of floats: a remainder of 1e-15 s would not move a clock, and never end.
-        wait_s = max(wait_s, SHORTEST_S) if wait_s > 0 and not unread else 0.0
+        # The run's seconds are a sum of floats. A wait of 1e-15 s would not advance a clock, so it would never end.
+        wait_s = max(wait_s, MIN_WAIT_S) if wait_s > 0 and not unread else 0.0
         for arrival in [*unread, *self.fleet.poll(wait_s)]:
             restarted = self.presence.apply(arrival)
-            if (again := self.sent.take(arrival, restarted)) is None:
+            if (again := self.sent.envelope_to_resend(arrival, restarted)) is None:
                 found.append(arrival)
             else:
                 if isinstance(arrival, Failure) and arrival.kind == "base-mismatch":
-                    self._count_again(again)
+                    self._count_full_model(again)
                 self.fleet.send([again])
         return found
 
-    def _count_again(self, envelope: Envelope) -> None:
+    def _count_full_model(self, envelope: Envelope) -> None:
         """Count the bytes of an assignment that is sent again with the whole model."""
         assignment = envelope.assignment
         if assignment.kind == "evaluate":
-            self.measuring[assignment.assignment_id] += _length(envelope)
+            self.evaluation_bytes[assignment.assignment_id] += _length(envelope)
         else:
             self.record(
                 FullModelSent(
@@ -289,7 +287,7 @@ class RunContext:
                 )
             )
 
-    def failed(self, number: int, device: str, assignment_id: str, kind: str, text: str) -> ClientFailed:
+    def failure_event(self, number: int, device: str, assignment_id: str, kind: str, text: str) -> ClientFailed:
         """Return the event that an assignment gets no reply.
 
         A device cannot report that the run is over: a failure of that kind becomes `protocol`.
@@ -305,7 +303,7 @@ class RunContext:
         """Give up an assignment of another round, so that its device can be selected again."""
         assigned = self.run_state.ledger.find(assignment_id)
         assert assigned is not None, "an assignment without a reply is not forgotten"
-        self.record(self.failed(assigned.round, device, assignment_id, kind, text))
+        self.record(self.failure_event(assigned.round, device, assignment_id, kind, text))
         self.fleet.cancel([assignment_id])
 
     def revoked(self) -> frozenset[str]:
@@ -340,20 +338,20 @@ class RunContext:
         assignment of a pipelined round counts as outstanding until that round is current, even if its reply arrived
         early. Otherwise a device could have more assignments at once than the delay allows.
         """
-        late, ledger = self.kept_late(), self.run_state.ledger
+        late, ledger = self.deferred_late(), self.run_state.ledger
         return {
             device: [one for one in ledger.outstanding(device) if one.assignment_id not in late]
             for device in ledger.busy
         }
 
-    def kept_late(self) -> set[str]:
+    def deferred_late(self) -> set[str]:
         """Return the assignments of closed rounds whose replies are deferred to the next round."""
-        line = self.run_state.line
+        line = self.run_state.open_rounds
         return {assignment_id for assignment_id in self.deferred if not line.of(assignment_round(assignment_id))}
 
-    def returning(self) -> set[str]:
-        """Return the devices that were connected before a restart, may reconnect, and still have time to."""
-        if self.elapsed >= self.return_by:
+    def may_reconnect(self) -> set[str]:
+        """Return the devices that were connected before a restart and may still reconnect in time."""
+        if self.elapsed >= self.reconnect_until_s:
             return set()
         away = self.mode.connected(self) - set(self.presence.hellos)
         return away - self.revoked() if away else away
@@ -361,7 +359,7 @@ class RunContext:
     def waits_for(self) -> str | None:
         """Return the reason why the run waits for devices, or None if it does not."""
         begun, devices, unable = self.run_state.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
-        known, away = self.store.roster.count_known, self.returning() if begun else ()
+        known, away = self.store.roster.count_known, self.may_reconnect() if begun else ()
         if absent := reconnect_text(away) if away else wait_reason(self.plan, devices, unable, begun, known):
             self.leases.wait_for_offline(self.run_id)
             return absent

@@ -44,7 +44,9 @@ def codecs_of(running: RunContext) -> list[str]:
     uplink, run_state = running.plan.uplink, running.run_state
     if running.plan.secure.enabled:
         return [running.codec]
-    return rungs(uplink) if uplink.ladder else [codec_of(uplink, run_state.steps_made + len(run_state.line.rounds))]
+    if uplink.ladder:
+        return rungs(uplink)
+    return [codec_of(uplink, run_state.steps_made + len(run_state.open_rounds.rounds))]
 
 
 def expected(running: RunContext, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
@@ -74,7 +76,7 @@ def weights_of(running: RunContext, number: int, candidates: Sequence[str]) -> S
     if selection == "speed":
         return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "step")
     up = update_bytes(codecs_of(running)[-1], running.layout, running.run_state.codecs.update_sizes)
-    sent = {d: workload(plan, number, running.sending.payload_for(d).size, up) for d in candidates}
+    sent = {d: workload(plan, number, running.distributor.payload_for(d).size, up) for d in candidates}
     return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "exchange")
 
 
@@ -150,7 +152,7 @@ def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
     plan, local = running.plan, running.plan.local
     known = running.device_profiles.device(device, work_key(plan, running.layout))
     up = update_bytes(running.codec, running.layout, running.run_state.codecs.update_sizes)
-    evaluation = workload(plan, 1, running.sending.payload_for(device).size, up)  # without a local step
+    evaluation = workload(plan, 1, running.distributor.payload_for(device).size, up)  # without a local step
     rest = known.seconds(evaluation)
     if known.step is None or known.epoch_steps is None or rest is None:
         return None
@@ -230,7 +232,7 @@ class Replacements:
         running, run_state, opened = self._running, self._running.run_state, self._opened
         while self._sampled and self._sampled[0] in self._assignments:
             self._sampled.popleft()
-        terms = left_s, run_state.took, opened.deadline_s
+        terms = left_s, run_state.reply_seconds, opened.deadline_s
         for device in in_time(self._sampled, *terms):
             if running.is_free(device):
                 yield self._replacement(device)

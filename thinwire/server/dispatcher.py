@@ -30,7 +30,7 @@ from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, De
 from thinwire.core.run_events import DiskFilled, DiskFreed
 from thinwire.core.statedir import ON_FULL_DISK
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader
-from thinwire.server.context import POLL_S, SHORTEST_S
+from thinwire.server.context import MIN_WAIT_S, POLL_S
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.store import Store
@@ -187,7 +187,7 @@ class Dispatcher:
         if any(one.fleet.mailbox for one in self.drivers.values()):
             waits.append(0.0)
         shortest = min([*waits, wait_s])
-        self.receive(max(shortest, SHORTEST_S) if shortest > 0 else 0.0)
+        self.receive(max(shortest, MIN_WAIT_S) if shortest > 0 else 0.0)
         now = self.clock.now()
         for run_id in self.leases.least_used_first([one.run_id for one in self.drivers.values() if one.is_due(now)]):
             if not self._is_paused:

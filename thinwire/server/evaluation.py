@@ -186,7 +186,7 @@ def _bytes(running: RunContext, headers: list[ReplyHeader]) -> dict[str, Any]:
     """Return the byte fields of replies that only evaluated; replies that also train count as updates."""
     alone = [header for header in headers if not header.parts]
     wires = [header.transfer for header in alone if header.transfer and header.transfer.sent_bytes is not None]
-    sent = [running.measuring.get(header.assignment_id, 0) for header in alone]
+    sent = [running.evaluation_bytes.get(header.assignment_id, 0) for header in alone]
     found: dict[str, Any] = {"payload_bytes": sum(sent), "models_sent": sum(map(bool, sent))}
     if wires:
         found["sent_bytes"] = sum(wire.sent_bytes or 0 for wire in wires)

@@ -25,7 +25,7 @@ from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
-from thinwire.server.context import POLL_S, RETURN_S, RunContext
+from thinwire.server.context import POLL_S, RECONNECT_S, RunContext
 from thinwire.server.policy.assignment_terms import DEADLINE_MARGIN, MAX_NAMED_DEVICES, UNMEASURED_DEADLINE_S, Deadline
 from thinwire.server.state.initial_model_requests import MAX_FAILED_DEVICES, lengthened_deadline
 from thinwire.store.device_profiles import THIN_BYTES_S, update_bytes, work_key
@@ -130,7 +130,7 @@ def _wait(running: RunContext, waited_s: float) -> float:
     passing = first.may_recover(began, most, report_digest) - revoked
     said = {device: why for device, why in first.reasons(report_digest).items() if device not in revoked}
     reasons = _reasons_text(dict(sorted({**said, **failed, **unable}.items())))
-    none_can_recover = bool(unable) and not passing and began >= running.return_by
+    none_can_recover = bool(unable) and not passing and began >= running.reconnect_until_s
     if waited_s > wait_s if wait_s else none_can_recover:
         raise TooFewClients(
             "no device gave the first model",
@@ -157,7 +157,7 @@ def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | 
     A reply from before a restart is accepted first, so that the device need not make it again. The assignment is sent
     when the device is connected, which may take a while after a restart.
     """
-    device, until, back_by = assigned.device, assigned.elapsed_s + assigned.deadline_s, running.elapsed + RETURN_S
+    device, until, back_by = assigned.device, assigned.elapsed_s + assigned.deadline_s, running.elapsed + RECONNECT_S
     running.status("running", f"assigning the first model to {device}")
     sent, wait_s = False, 0.0
     while not running.must_stop():

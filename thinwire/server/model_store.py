@@ -166,20 +166,20 @@ class PlanCache:
 
     def __init__(self, plan: Mapping[str, Any], digest: str) -> None:
         self.plan, self.digest = plan, digest
-        self._sure: dict[str, bool] = {}  # device -> whether it holds the plan, learned since its hello
+        self._holds_plan: dict[str, bool] = {}  # device -> whether it holds the plan, learned since its hello
 
     def plan_for(self, device: str, hello: Hello | None) -> Mapping[str, Any] | str:
         """Return the plan for an assignment to this device: the whole plan, or its digest if the device holds it."""
         said = hello is not None and self.digest in hello.plans
-        return self.digest if self._sure.get(device, said) else self.plan
+        return self.digest if self._holds_plan.get(device, said) else self.plan
 
-    def believe_hello(self, device: str) -> None:
-        """Forget what is known of a device, whose hello says it better."""
-        self._sure.pop(device, None)
+    def forget(self, device: str) -> None:
+        """Forget whether a device holds the plan; its next hello says it."""
+        self._holds_plan.pop(device, None)
 
     def learn(self, device: str, holds: bool) -> None:
         """Note that a device holds the plan, or that it lacks it."""
-        self._sure[device] = holds
+        self._holds_plan[device] = holds
 
     def complete(self, envelope: Envelope) -> Envelope | None:
         """Return the assignment with the whole plan; None if it had that already."""
@@ -216,14 +216,14 @@ class SentAssignments:
         """
         return self._assignments.get(device, {}).get(assignment_id)
 
-    def take(self, arrival: Arrival, restarted: bool) -> Envelope | None:
+    def envelope_to_resend(self, arrival: Arrival, restarted: bool) -> Envelope | None:
         """Return the assignment to send again because of this arrival, or None if there is none.
 
         `restarted`: the arrival is a hello that differs from the device's last one.
         """
         match arrival:
             case ClientConnected(device) if restarted:
-                self.plans.believe_hello(device)  # it is a new process of the device
+                self.plans.forget(device)  # a new process of the device may lack the plan
             case ReplyHeader():
                 if self.find(device := arrival.update_id.device, arrival.assignment_id):
                     self.plans.learn(device, holds=True)
@@ -276,7 +276,7 @@ class ModelDistributor:
         if plan.downlink.compressed:
             replica = versions.read(run_state.bases.replica)[0] if run_state.bases.replica else model.params
             self.downlink = Downlink(model.layout, plan.downlink.codec, replica, run_state.version, plan.run.seed)
-        self._whole: tuple[ModelStored | ReplicaStored, ModelPayload] | None = None  # the version that was sent last
+        self._full_payload: tuple[ModelStored | ReplicaStored, ModelPayload] | None = None  # cached, by version
         self._lost: set[str] = set()  # devices that lost the version of their last reply
 
     def publish(self, version: int, at: float) -> list[ReplicaStored]:
@@ -308,18 +308,18 @@ class ModelDistributor:
         """
         base = self.run_state.bases.newest
         if self.downlink is not None and device not in self._lost:
-            held = self.run_state.will_hold(device, but)
+            held = self.run_state.version_at_delivery(device, but)
             log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
             sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
             if (versions := changes_since(held, base.version, sizes, _size(base.parts))) is not None:
                 return _changes(base, [log[version] for version in versions], held)
-        return self.whole(base)
+        return self.full_payload(base)
 
-    def whole(self, base: ModelStored | ReplicaStored) -> ModelPayload:
+    def full_payload(self, base: ModelStored | ReplicaStored) -> ModelPayload:
         """Return a whole version, as its file holds it."""
-        if self._whole is None or self._whole[0] is not base:  # all devices of a round get the same
-            self._whole = base, ModelPayload(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
-        return self._whole[1]
+        if self._full_payload is None or self._full_payload[0] is not base:  # all devices of a round get the same
+            self._full_payload = base, ModelPayload(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
+        return self._full_payload[1]
 
     def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
         """Return the file of a version's change and its parts; no parts if the change is no longer logged."""
@@ -358,7 +358,7 @@ class ModelDistributor:
         if assignment.base_version == self.run_state.version:
             payload = self.payload_for(device)
         elif self.run_state.ledger.pipelined and self.run_state.ledger.is_outstanding(device, assignment.assignment_id):
-            payload = self.whole(self.run_state.bases.of(assignment.base_version))  # pipelined: its round is still open
+            payload = self.full_payload(self.run_state.bases.of(assignment.base_version))  # its pipelined round is open
         else:
             return None  # its round is closed, and its version replaced: the next assignment carries the whole model
         return replace(envelope, assignment=replace(assignment, parts=payload.parts), bundle=self.bundle(payload))

@@ -39,7 +39,7 @@ class PipelinedMode(RoundMode):
         """Open as many rounds as the delay allows, unless the run waits for devices; then make the oldest current."""
         if running.waits_for() is None:
             self._fill(running)
-        opened = running.run_state.line.current
+        opened = running.run_state.open_rounds.current
         if opened is None:
             return None
         if running.run_state.status != "running":
@@ -51,12 +51,12 @@ class PipelinedMode(RoundMode):
         """Open rounds until as many are open as the delay allows or the run still needs, and send their assignments."""
         run_state = running.run_state
         while (
-            len(run_state.line.rounds) <= self.delay
-            and run_state.steps_made + len(run_state.line.rounds) < self.plan.run.rounds
+            len(run_state.open_rounds.rounds) <= self.delay
+            and run_state.steps_made + len(run_state.open_rounds.rounds) < self.plan.run.rounds
         ):
             if (opened := open_round(running)) is None:
                 return
-            running.assign([running.training(assignment_id) for assignment_id in opened.assignments.values()])
+            running.assign([running.training_envelope(assignment_id) for assignment_id in opened.assignments.values()])
 
     def busy(self, running: RunContext) -> dict[str, int]:
         """Return device -> its oldest open round, of the devices that have as many assignments as the delay allows."""
@@ -69,7 +69,7 @@ class PipelinedMode(RoundMode):
 
     def assignment(self, running: RunContext, assignment_id: str) -> Envelope:
         """Return an assignment on the model version with which its round opened."""
-        return running.training_again(assignment_id)
+        return running.training_envelope_again(assignment_id)
 
     def defer(self, running: RunContext, header: ReplyHeader) -> None:
         """Keep a reply until its round is current; until then its device counts as busy."""
@@ -78,48 +78,47 @@ class PipelinedMode(RoundMode):
     def can_continue(self, running: RunContext) -> bool:
         """Return True if the current round has enough replies, and no connected device still has to reply.
 
-        The run need not wait for disconnected devices then, since they may never return. Until `return_by` every
-        selected device counts as connected.
+        The run need not wait for disconnected devices then, since they may never return. Until `reconnect_until_s`
+        every selected device counts as connected.
         """
-        opened = running.run_state.line.current
+        opened = running.run_state.open_rounds.current
         if opened is None:
             return False
-        waited, here = (
-            running.run_state.ledger.is_outstanding,
-            running.deferred.keys() & set(opened.assignments.values()),
-        )
-        there = opened.assignments.keys() if running.elapsed < running.return_by else running.presence.hellos.keys()
-        still = [
+        ledger, selected, present = running.run_state.ledger, opened.assignments.keys(), running.presence.hellos.keys()
+        online = selected if running.elapsed < running.reconnect_until_s else present
+        replied = running.deferred.keys() & set(opened.assignments.values())
+        outstanding = [
             assignment_id
             for device, assignment_id in opened.assignments.items()
-            if device in there and waited(device, assignment_id)
+            if device in online and ledger.is_outstanding(device, assignment_id)
         ]
-        return len(here) >= opened.min_updates and here.issuperset(still)
+        return len(replied) >= opened.min_updates and replied.issuperset(outstanding)
 
     def sent_again(self, running: RunContext) -> list[Envelope]:
         """Return the outstanding assignments of all rounds, the oldest of each device first.
 
         This includes the assignments of disconnected devices, which may reconnect.
         """
-        ledger, lost = running.run_state.ledger, disconnected_assignments(running.run_state.line.now)
+        ledger, lost = running.run_state.ledger, disconnected_assignments(running.run_state.open_rounds.progress)
         return [
-            running.training_again(assignment_id)
+            running.training_envelope_again(assignment_id)
             for device in dict.fromkeys((*ledger.busy, *lost))
             for assignment_id in (*lost.get(device, ()), *(one.assignment_id for one in ledger.outstanding(device)))
         ]
 
     def abort(self, running: RunContext) -> None:
-        """Close the rounds that are still open when the run ends, without a step; updates that came for them do
-        not count.
-        """
-        run_state = running.run_state
-        while (opened := run_state.line.current) is not None:
-            waited = [
+        """Close the rounds that are open when the run ends, without a step; none of their updates counts."""
+        run_state, open_rounds = running.run_state, running.run_state.open_rounds
+        while (opened := open_rounds.current) is not None:
+            elapsed, seconds = running.elapsed, 0.0
+            if open_rounds.accepts_replies:
+                seconds = elapsed - open_rounds.current_since_s + open_rounds.progress.missed_s
+            outstanding = [
                 device
                 for device, assignment_id in opened.assignments.items()
                 if run_state.ledger.is_outstanding(device, assignment_id)
             ]
-            running.fleet.cancel([opened.assignments[device] for device in waited])
+            running.fleet.cancel([opened.assignments[device] for device in outstanding])
             running.record(
                 RoundClosed(
                     at=running.clock.wall(),
@@ -127,12 +126,10 @@ class PipelinedMode(RoundMode):
                     reason="stopped",
                     version=run_state.version,
                     aggregated=[],
-                    dropped=[event.update_id for event in run_state.line.now.accepted],
-                    outstanding=waited,
-                    elapsed_s=running.elapsed,
-                    seconds=running.elapsed - run_state.line.current_since_s + run_state.line.now.missed_s
-                    if run_state.line.accepts_replies
-                    else 0.0,
+                    dropped=[event.update_id for event in open_rounds.progress.accepted],
+                    outstanding=outstanding,
+                    elapsed_s=elapsed,
+                    seconds=seconds,
                     metrics={},
                 )
             )

@@ -32,7 +32,7 @@ def rebuild_round(runner: RoundRunner) -> RoundRunner:
 
     Accepted updates are aggregated again in the order of the journal.
     """
-    running, now = runner.running, runner.running.run_state.line.now
+    running, now = runner.running, runner.running.run_state.open_rounds.progress
     runner.resumed = True
     runner.headers |= {header.update_id: header for header in map(header_of, now.accepted)}
     runner.reply_counts.update(event.assignment_id for event in now.accepted)

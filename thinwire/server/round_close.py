@@ -74,7 +74,7 @@ def _store(runner: RoundRunner, version: int, now: float) -> list[Event]:
     """Write the new model version to the disk, and return the events that name it."""
     running, model = runner.running, runner.running.model
     stored = running.versions.write(version, model.params, model.buffers, model.counters, now, model.state)
-    events = [stored, *running.sending.publish(version, now)]
+    events = [stored, *running.distributor.publish(version, now)]
     return [*events, *running.mode.released(running, runner.opened.round, events[-1], runner.aggregator)]
 
 
@@ -95,7 +95,7 @@ def _closing_event(
         dropped=[str(u) for u in closed.dropped],
         outstanding=list(closed.outstanding),
         elapsed_s=running.elapsed,
-        seconds=running.elapsed - runner.machine.config.opened_s + running.run_state.line.now.missed_s,
+        seconds=running.elapsed - runner.machine.config.opened_s + running.run_state.open_rounds.progress.missed_s,
         metrics=pooled([summed] if summed else (header.metrics for header in counted), TRAINED),
         spent=stages | spent,
         slowest=slowest,
@@ -158,7 +158,7 @@ def _move_model(runner: RoundRunner, closed: RoundResult, events: list[Event]) -
         runner.aggregator.step(running.model, running.run_state.steps_made)
         return closed, capped
     new = partial(running.mode.aggregator, running, runner.opened, caps if again else None)
-    discounts = {event.update_id: event.discount for event in running.run_state.line.now.accepted}
+    discounts = {event.update_id: event.discount for event in running.run_state.open_rounds.progress.accepted}
     aggregated = [(header, runner.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
     if again:
         runner.aggregator = runner.aggregator.replaced(new)  # frees the memory of the old sum

@@ -31,7 +31,7 @@ def learn_speeds(runner: RoundRunner, now: float) -> list[MeasureRow]:
     if running.plan.is_protected:
         return []  # such an update tells no times
     work = work_key(running.plan, running.layout)
-    for event in running.run_state.line.now.accepted:
+    for event in running.run_state.open_rounds.progress.accepted:
         header = runner.headers[UpdateId.parse(event.update_id)]
         hello = running.presence.hellos.get(event.device)
         if hello is not None:
@@ -75,7 +75,7 @@ def time_spent(
 
 def recorded_metrics(runner: RoundRunner) -> dict[str, Any]:
     """Return the fields of `RoundClosed` about metrics: the recorded names, and the number of other metrics."""
-    accepted = runner.running.run_state.line.now.accepted
+    accepted = runner.running.run_state.open_rounds.progress.accepted
     said = [event.header.get("metrics", {}) for event in accepted]
     names = [*names_in(said, MEASURED), *names_in(said, TRAINED)]
     others = sum(name not in names for metrics in said for name in metrics)

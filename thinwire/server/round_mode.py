@@ -110,7 +110,7 @@ class RoundMode:
     def machine(self, opened: RoundOpened, running: RunContext) -> RoundMachine:
         """Build the state machine of a round, which may have opened before a restart."""
         run_state, config = running.run_state, self.config(opened)
-        since_s = max(config.opened_s, run_state.line.current_since_s)
+        since_s = max(config.opened_s, run_state.open_rounds.current_since_s)
         earlier = at_work_before(run_state, opened.round) if config.max_concurrency else {}
         return Round(replace(config, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, run_state)))
 
@@ -137,11 +137,11 @@ class RoundMode:
         Invariant: only the open round makes a version, so the newest one is that with which the round opened. A resumed
         round therefore trains from the version that the journal names.
         """
-        return [running.training(assignment_id) for assignment_id in assignment_ids]
+        return [running.training_envelope(assignment_id) for assignment_id in assignment_ids]
 
     def assignment(self, running: RunContext, assignment_id: str) -> Envelope:
         """Return an assignment that is sent while its round accepts replies."""
-        return running.training(assignment_id)
+        return running.training_envelope(assignment_id)
 
     def summed_together(self, running: RunContext, number: int) -> int:
         """Return how many updates of the round are aggregated together."""
@@ -208,9 +208,9 @@ class RoundMode:
     def sent_again(self, running: RunContext) -> list[Envelope]:
         """Return the outstanding assignments that a restart sends again, but for those that `RoundRunner.run` sends."""
         run_state = running.run_state
-        number = run_state.line.current.round if run_state.line.current else 0
+        number = run_state.open_rounds.current.round if run_state.open_rounds.current else 0
         others = [assigned.assignment_id for assigned in run_state.ledger.oldest() if assigned.round != number]
-        return [running.training_again(assignment_id) for assignment_id in others]
+        return [running.training_envelope_again(assignment_id) for assignment_id in others]
 
     def abort(self, running: RunContext) -> None:
         """Close the rounds that are open although the run ends."""
@@ -240,7 +240,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
     if not mode.may_open(running, cohort, min_updates):
         return None
     devices, wanted = mode.expected_to_reply(running, cohort, min_updates)
-    sizes = {device: running.sending.payload_for(device).size for device in devices}
+    sizes = {device: running.distributor.payload_for(device).size for device in devices}
     codecs = codecs_of(running)
     decides = plan.cohort.deadline_s == "auto" or len(codecs) > 1
     times = expected(running, number, sizes, codecs) if decides else {}
@@ -284,7 +284,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
         )
         for device, assignment_id in opened.assignments.items()
     ]  # fmt: skip
-    said = f"round {number}, step {run_state.steps_made + len(run_state.line.rounds) + 1} of {plan.run.rounds}"
+    said = f"round {number}, step {run_state.steps_made + len(run_state.open_rounds.rounds) + 1} of {plan.run.rounds}"
     noted = [RunNoted(opened.at, [note]) for note in mode.notes(cohort.able)] if number == 1 else []
     reserved = mode.reserved(running, opened)
     running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent, *reserved)

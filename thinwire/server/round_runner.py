@@ -115,7 +115,7 @@ class RoundRunner:
 
     def _lose_absent(self, devices: Iterable[str]) -> None:
         """Count the devices that did not reconnect after a restart as lost; later the fleet reports them itself."""
-        if not self.absent_counted and self.running.elapsed >= self.running.return_by:
+        if not self.absent_counted and self.running.elapsed >= self.running.reconnect_until_s:
             self.absent_counted = True
             for device in sorted(set(devices) - set(self.running.presence.hellos)):
                 self.on(round_events.DeviceDisconnected(device, "did not come back"))
@@ -273,13 +273,13 @@ class RoundRunner:
                     self.reply_counts[deferred.assignment_id] -= 1
                     running.defer(deferred)
                 case round_events.MarkLost(device, assignment_id, kind, text) if assignment_id not in running.deferred:
-                    facts.append(running.failed(number, device, assignment_id, kind, text))
+                    facts.append(running.failure_event(number, device, assignment_id, kind, text))
                 case round_events.Reinstate(device, assignment_id):
                     facts.append(ClientReconnected(now, number, device, assignment_id, elapsed))
                     if running.sent.find(device, assignment_id) is None:
                         assigned.append(assignment_id)
                 case round_events.SelectReplacement(device, assignment_id):
-                    size, left_s = running.sending.payload_for(device).size, action.deadline_s
+                    size, left_s = running.distributor.payload_for(device).size, action.deadline_s
                     own = own_terms(running, number, device, size, left_s)
                     base, why, instead_of = action.base_version, action.why, action.instead_of
                     facts.append(

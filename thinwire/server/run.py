@@ -103,9 +103,9 @@ def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
     if run_state.bases.model is None and not ((run_state.first.open or _gather(running)) and take_first_model(running)):
         return
     running.assign(running.mode.sent_again(running))
-    if run_state.line.current and run_state.line.accepts_replies:
-        running.record_resumed(run_state.line.current.round)
-        if (runner := _ready_runner(running, run_state.line.current)) is None:
+    if run_state.open_rounds.current and run_state.open_rounds.accepts_replies:
+        running.record_resumed(run_state.open_rounds.current.round)
+        if (runner := _ready_runner(running, run_state.open_rounds.current)) is None:
             return
         _drive_round(running, rebuild_round(runner), watch)
     _await_holdout(running, watch)
@@ -124,10 +124,10 @@ def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
         if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
             continue
-        current = run_state.line.current or opened
+        current = run_state.open_rounds.current or opened
         if (runner := _ready_runner(running, current)) is None:
             return
-        _drive_round(running, rebuild_round(runner) if run_state.line.now.since else runner, watch)
+        _drive_round(running, rebuild_round(runner) if run_state.open_rounds.progress.since else runner, watch)
         _await_holdout(running, watch)
 
 
@@ -163,7 +163,7 @@ def _ready_runner(running: RunContext, opened: RoundOpened) -> RoundRunner | Non
             running.status("waiting", f"{error}; it goes on when there is space")
         else:
             if waited:
-                running.go_on()
+                running.resume()
                 running.status("running", f"round {opened.round} goes on")
             return runner
         if running.commands.paused() is not None:
@@ -211,9 +211,9 @@ def _leave(running: RunContext) -> None:
     if running.stopped:
         return
     running.mode.let_go(running)
-    if away := running.returning():
+    if away := running.may_reconnect():
         running.status("waiting", reconnect_text(away))
-    while running.returning() and not running.must_stop():
+    while running.may_reconnect() and not running.must_stop():
         listen(running, POLL_S)
 
 
@@ -269,7 +269,7 @@ def _wait_while_paused(running: RunContext) -> None:
     while (more := running.commands.paused()) is not None and not running.must_stop():
         running.status("paused", f"paused by a person after {made}{more}")
         listen(running, POLL_S)
-    running.go_on()
+    running.resume()
 
 
 def _wait_for_busy(running: RunContext) -> None:
@@ -302,7 +302,7 @@ def listen(running: RunContext, wait_s: float) -> None:
             if arrival.why == "revoked":
                 running.forget(arrival.device)
             _gone(running, arrival.device, arrival.why)
-    if running.elapsed >= running.return_by:
+    if running.elapsed >= running.reconnect_until_s:
         for device in running.run_state.ledger.busy - running.presence.hellos.keys():
             _gone(running, device, "did not come back")
 
@@ -333,7 +333,7 @@ def _gone(running: RunContext, device: str, why: str) -> None:
     Its assignments of open rounds stay outstanding, because the device may reconnect before those rounds become
     current.
     """
-    late = running.kept_late()
+    late = running.deferred_late()
     for assigned in running.run_state.ledger.outstanding(device):
-        if not running.run_state.line.of(assigned.round) and assigned.assignment_id not in late:
+        if not running.run_state.open_rounds.of(assigned.round) and assigned.assignment_id not in late:
             running.lose(device, "offline", why, assigned.assignment_id)

@@ -157,7 +157,7 @@ def _evaluate_last(running: RunContext) -> None:
     able = sorted(evaluators(running.plan, running.run_state.rounds_opened + 1, could) - answered)
     assignments = {device: evaluation_id_of(running.run_id, version, device) for device in able}
     running.status("running", f"evaluating the last model on {counted(len(assignments) + len(headers), 'device')}")
-    running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])
+    running.assign([running.evaluation_envelope(d, a, deadline) for d, a in assignments.items()])
     until, open_assignments, assigned = running.elapsed + deadline, dict(assignments), len(assignments) + len(headers)
     while open_assignments and running.elapsed < until and not running.must_stop():
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
@@ -190,7 +190,7 @@ def _measured_before(running: RunContext) -> list[ReplyHeader]:
             and device not in revoked
         ):
             found.append(running.deferred.pop(assignment_id))
-            running.measuring[assignment_id] = running.sending.payload_for(device).size
+            running.evaluation_bytes[assignment_id] = running.distributor.payload_for(device).size
     return found
 
 
@@ -206,7 +206,7 @@ def dismiss(running: RunContext) -> None:
     wait_s = 0.0  # devices that registered before the end was recorded are in the first poll
     while True:
         running.fleet.ack([a.update_id for a in running.poll(wait_s) if isinstance(a, ReplyHeader)])
-        if not running.returning() or running.closing():
+        if not running.may_reconnect() or running.closing():
             break
         wait_s = POLL_S
     here, begun = running.presence.devices, running.run_state.bases.model is not None

@@ -226,10 +226,11 @@ def _require_files(home: AggregatorHome, row: RunRow, plan: RunPlan, run_state: 
 
 def _closed(run_state: RunState, now: float) -> list[Event]:
     """Return a RoundClosed for each round that was open when the run ended without its driver."""
-    accepted = [event.update_id for event in run_state.line.now.accepted]
+    opened, progress = run_state.open_rounds.rounds, run_state.open_rounds.progress
+    accepted = [event.update_id for event in progress.accepted]
     return [
         RoundClosed(
             now, one.round, "stopped", run_state.version, [], dropped, [], run_state.elapsed_s, now - one.at, {}
         )
-        for one, dropped in zip(run_state.line.rounds, itertools.chain([accepted], itertools.repeat([])), strict=False)
+        for one, dropped in zip(opened, itertools.chain([accepted], itertools.repeat([])), strict=False)
     ]

@@ -122,7 +122,8 @@ class SecureMode(RoundMode):
 
     def machine(self, opened: RoundOpened, running: RunContext) -> SecureRoundMachine:
         aggregator = self.aggregator(running, opened)
-        assignment = running.training(next(iter(opened.assignments.values()))).assignment  # ctx0 covers what all share
+        any_id = next(iter(opened.assignments.values()))  # ctx0 covers only what all assignments share
+        assignment = running.training_envelope(any_id).assignment
         model = model_digest(assignment.base_digest, running.model.buffers)
         context0 = context_of_assignment(assignment, self.plan, model, aggregator.terms)
         selected = identities(running, opened.assignments)

@@ -51,8 +51,8 @@ from thinwire.core.events import (
 from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed, RunExtended
 from thinwire.core.types import UpdateId, UpdateOutcome, assignment_round, first_of, is_follow_up
 
-KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply
-UNTAKEN = "no answer was taken before the run's end"
+MAX_KEPT = 1024  # rounds, and outcomes of one device; no plan waits for a reply that long
+NO_REPLY_BEFORE_END = "no answer was taken before the run's end"
 Status = Literal["open", "accepted", "dropped", "failed"]
 
 
@@ -112,11 +112,10 @@ class AssignedRound:
 class OutcomeLog:
     """Holds the last outcomes of each device's updates, oldest first: `kept` of each.
 
-    Assignments report them to the device again and again until newer outcomes displace them. It does no harm to report
-    one twice.
+    Each assignment reports them to its device, so a device may read an outcome more than once.
     """
 
-    kept: int = KEPT
+    kept: int = MAX_KEPT
     count: Counter[str] = field(default_factory=Counter)  # device -> number of its outcomes so far
     _outcomes: dict[str, deque[UpdateOutcome]] = field(default_factory=dict)
 
@@ -133,8 +132,8 @@ class OutcomeLog:
         again reports the same outcomes.
         """
         since = self.count[device] - record.reported if record else 0
-        told = list(self._outcomes.get(device, ()))
-        return tuple(told[: max(0, len(told) - since)][-most:])
+        outcomes = list(self._outcomes.get(device, ()))
+        return tuple(outcomes[: max(0, len(outcomes) - since)][-most:])
 
 
 @dataclass
@@ -146,7 +145,7 @@ class AssignmentLedger:
     of this round. An assignment is outstanding until the run stops waiting for its reply.
     """
 
-    kept: int = KEPT
+    kept: int = MAX_KEPT
     pipelined: bool = False
     rounds: dict[int, AssignedRound] = field(default_factory=dict)  # oldest first
     deadline_s: float = 0.0  # of the last round that opened
@@ -253,7 +252,7 @@ class AssignmentLedger:
                 self._resolve(event.assignment_id, "failed", event.at)
                 self.release(event.device, event.assignment_id)
             case ClientReconnected():
-                self._wait_again(event)
+                self._reopen(event)
             case RoundClosed():
                 self._close_round(event)
             case RunExtended():
@@ -276,11 +275,12 @@ class AssignmentLedger:
         `first` is the open request for the initial model, if there is one.
         """
         facts: list[Event] = [
-            ClientFailed(end.at, record.round, record.device, record.assignment_id, OVER, UNTAKEN, elapsed_s)
-            for record in self.unresolved
+            ClientFailed(end.at, one.round, one.device, one.assignment_id, OVER, NO_REPLY_BEFORE_END, elapsed_s)
+            for one in self.unresolved
         ]
         if first:
-            facts.append(FirstModelFailed(end.at, first.device, first.assignment_id, OVER, UNTAKEN, elapsed_s))
+            failed = FirstModelFailed(end.at, first.device, first.assignment_id, OVER, NO_REPLY_BEFORE_END, elapsed_s)
+            facts.append(failed)
         return [*facts, end]
 
     def _close_all(self) -> None:
@@ -326,7 +326,7 @@ class AssignmentLedger:
 
     def _decide(self, event: UpdateAccepted | UpdateDropped, status: Status) -> None:
         """Record that a round decided about an update; only the first one for an assignment is its reply."""
-        self._note(event.round, event.update_id, status)
+        self._record_decision(event.round, event.update_id, status)
         found = self._records.get(event.assignment_id)
         if found is not None and found.update_id in ("", event.update_id):
             found.update_id = event.update_id
@@ -334,7 +334,7 @@ class AssignmentLedger:
             self._resolve(event.assignment_id, status, min(arrived_at, event.at))  # a deferred reply arrived earlier
         self.release(event.device, event.assignment_id)
 
-    def _note(self, number: int, update_id: str, status: Status) -> None:
+    def _record_decision(self, number: int, update_id: str, status: Status) -> None:
         """Record that this round decided about an update."""
         if update_id not in self._decided:
             self._decided_in.setdefault(number, []).append(update_id)
@@ -347,7 +347,7 @@ class AssignmentLedger:
                 self.device_s += min(max(0.0, at - found.at), found.deadline_s)
             found.status = status
 
-    def _wait_again(self, event: ClientReconnected) -> None:
+    def _reopen(self, event: ClientReconnected) -> None:
         """Record that an assignment is outstanding again, as the oldest one of its device."""
         if found := self._records.get(event.assignment_id):
             found.status, found.at, self._unresolved[event.assignment_id] = "open", event.at, True
@@ -365,7 +365,7 @@ class AssignmentLedger:
             self.outcomes.add(UpdateOutcome(UpdateId.parse(text), "aggregated", event.version))
         for text in event.dropped:
             if self._decided.get(text) != "dropped":
-                self._note(event.round, text, "dropped")
+                self._record_decision(event.round, text, "dropped")
                 self.outcomes.add(UpdateOutcome(UpdateId.parse(text), "dropped"))
         if assigned is not None:
             assigned.is_open, assigned.codecs = False, {}
@@ -375,7 +375,7 @@ class AssignmentLedger:
     def _forget(self, opened: RoundOpened) -> None:
         """Forget the oldest rounds: those whose replies could only be dropped, if all their assignments are settled."""
         for number, assigned in list(self.rounds.items()):
-            is_old = assigned.base_version < opened.base_version - self.kept or number <= opened.round - KEPT
+            is_old = assigned.base_version < opened.base_version - self.kept or number <= opened.round - MAX_KEPT
             if not is_old or assigned.is_open or any(record.status == "open" for record in assigned.assignments):
                 return
             del self.rounds[number]

@@ -1,10 +1,10 @@
 """Holds the state of a run, rebuilt from its journal.
 
 The run applies each event here as it records it, and a resume applies the same events from the journal. So a resumed
-run knows exactly what the killed one knew. Nothing is decided in this file.
+run has the state of the run that was killed. This module decides nothing.
 
-Each part with a topic of its own is a class of its own: open rounds (`line`, below), model versions (`bases`), their
-evaluations (`scores`), assignments and their outcomes (`ledger`).
+Each topic has a class of its own: open rounds (`OpenRounds`, below), model versions (`bases`), their evaluations
+(`scores`), assignments and their outcomes (`ledger`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.run_events import PhaseClosed, PrivacyCommitted, RunExtended, SumUnmasked
 from thinwire.server.policy.assignment_terms import EVALUATION_ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
-from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
+from thinwire.server.state.assignment_ledger import MAX_KEPT, AssignmentLedger
 from thinwire.server.state.initial_model_requests import InitialModelRequests
 from thinwire.server.state.model_history import EvaluationLog, ModelHistory, made_step
 
@@ -47,22 +47,22 @@ class RoundProgress:
     accepted: list[UpdateAccepted] = field(default_factory=list)  # the accepted updates, in the order of aggregation
     aggregated: set[str] = field(default_factory=set)  # ids of the updates that were aggregated
     slowest_s: float = 0.0  # duration of the slowest reply in time
-    missed_s: float = 0.0  # of its time, not on the run's clock: from the last event until a restart
+    missed_s: float = 0.0  # seconds of the round that the run's clock does not count: until a restart
 
 
 @dataclass
 class OpenRounds:
     """Holds the open rounds, which close in the order in which they opened; only the current one aggregates updates.
 
-    Without `goes_ahead`, at most one round is open. With it, rounds are pipelined: further rounds open before the
+    Without `is_pipelined`, at most one round is open. With it, rounds are pipelined: further rounds open before the
     current one closes.
     """
 
-    goes_ahead: bool = False
+    is_pipelined: bool = False
     current: RoundOpened | None = None  # the current round
     current_since_s: float = 0.0  # when its deadline began to run, elapsed_s
     current_round: int = 0  # the last round that accepted replies
-    now: RoundProgress = field(default_factory=RoundProgress)
+    progress: RoundProgress = field(default_factory=RoundProgress)
     ahead: list[RoundOpened] = field(default_factory=list)  # pipelined rounds, in the order of opening
     lost_ahead: dict[int, list[Since]] = field(default_factory=dict)  # pipelined round -> its failed assignments
 
@@ -73,10 +73,8 @@ class OpenRounds:
 
     @property
     def accepts_replies(self) -> bool:
-        """Return True if the current round accepts replies. A pipelined round may have to wait for devices before it
-        does.
-        """
-        return self.current is not None and (not self.goes_ahead or self.current.round == self.current_round)
+        """Return True if the current round accepts replies; a pipelined one may wait for devices before it does."""
+        return self.current is not None and (not self.is_pipelined or self.current.round == self.current_round)
 
     def of(self, number: int) -> RoundOpened | None:
         """Return the open round of this number; None if no such round is open."""
@@ -89,33 +87,33 @@ class OpenRounds:
         else:
             self.ahead.append(event)
 
-    def take(self, event: RoundBecameCurrent) -> None:
+    def make_current(self, event: RoundBecameCurrent) -> None:
         """Record that the current round accepts replies from now on; its deadline begins to run."""
         self.current_round, self.current_since_s = event.round, event.elapsed_s
 
     def accept(self, event: UpdateAccepted) -> None:
         """Record an update that the current round has accepted."""
-        self.now.accepted.append(event)
-        self.now.since.append(event)
+        self.progress.accepted.append(event)
+        self.progress.since.append(event)
         self.current_round = event.round  # journals from before RoundBecameCurrent say it only here
 
     def lose(self, event: ClientFailed, number: int) -> None:
         """Record a failed assignment of round `number`; it is ignored if that round is closed."""
         if self.current and number == self.current.round:
-            self.now.since.append(event)
+            self.progress.since.append(event)
         elif self.of(number):
             self.lost_ahead.setdefault(number, []).append(event)
 
     def close(self, event: RoundClosed) -> None:
         """Close the current round, so that the next pipelined round becomes the current one."""
-        self.current, self.now = None, RoundProgress()
+        self.current, self.progress = None, RoundProgress()
         if self.ahead:
             self.current, self.current_since_s = self.ahead.pop(0), event.elapsed_s
-            self.now.since = self.lost_ahead.pop(self.current.round, [])
+            self.progress.since = self.lost_ahead.pop(self.current.round, [])
 
 
-NORM_ROUNDS = 10  # whose updates' norms are kept
-TIMES = 3  # replies of a device whose durations are kept
+KEPT_NORM_ROUNDS = 10  # last rounds whose updates' norms are kept
+KEPT_REPLIES = 3  # last replies of a device whose durations are kept
 
 
 @dataclass
@@ -128,19 +126,19 @@ class RunState:
     """
 
     delay: int = 0
-    kept: int = KEPT
+    kept: int = MAX_KEPT
     logged: int = 0
     status: RunStatus = "queued"
     status_text: str = ""
     first: InitialModelRequests = field(default_factory=InitialModelRequests)  # requests for the initial model
-    bases: ModelHistory = field(default_factory=lambda: ModelHistory(KEPT))
-    scores: EvaluationLog = field(default_factory=lambda: EvaluationLog(KEPT))
-    line: OpenRounds = field(default_factory=OpenRounds)
+    bases: ModelHistory = field(default_factory=lambda: ModelHistory(MAX_KEPT))
+    scores: EvaluationLog = field(default_factory=lambda: EvaluationLog(MAX_KEPT))
+    open_rounds: OpenRounds = field(default_factory=OpenRounds)
     rounds_opened: int = 0
     steps_made: int = 0
     too_few_in_a_row: int = 0  # rounds; those open when one of them closed count with it
     ledger: AssignmentLedger = field(default_factory=AssignmentLedger)  # every assignment, and the outcome of it
-    took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s of last replies
+    reply_seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> last replies'
     speeds: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     connected: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
     considered: set[str] = field(default_factory=set)  # online or busy when the last round opened, selected or not
@@ -153,13 +151,13 @@ class RunState:
     recent_norms: list[list[float]] = field(default_factory=list)  # of the last rounds' updates
     elapsed_s: float = 0.0
     elapsed_at: float = 0.0  # the wall clock at that time
-    _failed_with: int = 0  # the last round that had opened when `too_few_in_a_row` last grew
+    _rounds_at_last_failure: int = 0  # the last round that had opened when `too_few_in_a_row` last grew
 
     def __post_init__(self) -> None:
         self.ledger.kept, self.ledger.pipelined = self.kept, self.delay > 0
-        self.ledger.outcomes.kept = min(KEPT, 2 * self.kept)
-        self.bases.kept, self.scores.kept = min(KEPT, max(self.kept, self.logged)), min(KEPT, self.kept)
-        self.line.goes_ahead = self.delay > 0
+        self.ledger.outcomes.kept = min(MAX_KEPT, 2 * self.kept)
+        self.bases.kept, self.scores.kept = min(MAX_KEPT, max(self.kept, self.logged)), min(MAX_KEPT, self.kept)
+        self.open_rounds.is_pipelined = self.delay > 0
 
     @property
     def version(self) -> int:
@@ -171,12 +169,11 @@ class RunState:
         """Return the norms of which a quantile bounds the next round's updates; none before the first step."""
         return [norm for norms in self.recent_norms for norm in norms]
 
-    def will_hold(self, device: str, but: str = "") -> int | None:
-        """Return the model version that a device holds when its next assignment (`but`) is delivered; None if it is not
-        known.
+    def version_at_delivery(self, device: str, but: str = "") -> int | None:
+        """Return the model version that a device holds when its next assignment is delivered; None if it is not known.
 
-        In a pipelined run it is the version of the last other outstanding assignment. Otherwise, and without one, it is
-        the version of the last reply.
+        In a pipelined run it is the version of the last outstanding assignment, the next one (`but`) left out. In other
+        runs, and without such an assignment, it is the version of the device's last reply.
         """
         if not self.ledger.pipelined:
             return self.bases.held.get(device)
@@ -185,7 +182,7 @@ class RunState:
 
     def apply(self, event: Event) -> None:
         """Apply one event of the journal."""
-        self._tell_time(event)
+        self._advance_clock(event)
         if isinstance(event, ClientSelected):
             self._assign(event)
         if self.bases.model is None:
@@ -199,19 +196,19 @@ class RunState:
             case RoundOpened():
                 self._open(event)
             case RoundBecameCurrent():
-                self.line.take(event)
+                self.open_rounds.make_current(event)
             case UpdateAccepted():
                 self._accept(event)
             case UpdateAggregated():
-                self.line.now.aggregated.add(event.update_id)
+                self.open_rounds.progress.aggregated.add(event.update_id)
             case UpdateDropped() | PhaseClosed():
-                self.line.now.since.append(event)
+                self.open_rounds.progress.since.append(event)
             case ClientFailed():
                 self._fail(event)
             case SumUnmasked() | PrivacyCommitted():
                 self.clip = event.next_clip or self.clip
             case ClientReconnected():
-                self.line.now.since.append(event)
+                self.open_rounds.progress.since.append(event)
                 self.connected.add(event.device)
             case RoundClosed():
                 self._close(event)
@@ -219,15 +216,15 @@ class RunState:
                 self._extend(event)
 
     def _extend(self, event: RunExtended) -> None:
-        """Begin again after the run's end: no device holds anything of it, and no assignment of before counts."""
-        self.line = OpenRounds(self.line.goes_ahead, current_round=self.line.current_round)
+        """Continue a run that had ended: its devices have deleted their state, and no earlier assignment counts."""
+        self.open_rounds = OpenRounds(self.open_rounds.is_pipelined, current_round=self.open_rounds.current_round)
         self.references_from, self.weights = event.first_round, {}
         self.connected, self.too_few_in_a_row = set(), 0
 
-    def _tell_time(self, event: Event) -> None:
+    def _advance_clock(self, event: Event) -> None:
         elapsed_s = getattr(event, "elapsed_s", -1.0)
         if isinstance(event, RoundResumed):
-            self.line.now.missed_s = self.missed_s(event.down_since, event.at, elapsed_s)
+            self.open_rounds.progress.missed_s = self.missed_s(event.down_since, event.at, elapsed_s)
         if elapsed_s >= self.elapsed_s:
             self.elapsed_s, self.elapsed_at = elapsed_s, event.at
 
@@ -239,11 +236,11 @@ class RunState:
         counts as 0.
         """
         stood_s = (downtime_s(self.elapsed_at, down_since) or 0.0) + (downtime_s(down_since, at) or 0.0)
-        return self.line.now.missed_s + max(0.0, stood_s - (elapsed_s - self.elapsed_s))
+        return self.open_rounds.progress.missed_s + max(0.0, stood_s - (elapsed_s - self.elapsed_s))
 
     def _open(self, event: RoundOpened) -> None:
         self.rounds_opened = event.round
-        self.line.open(event)
+        self.open_rounds.open(event)
         self.connected |= event.assignments.keys()
         self.considered = (self.considered - set(event.removed)) | set(event.added)
         if event.references_from != self.references_from:
@@ -252,12 +249,12 @@ class RunState:
 
     def _assign(self, event: ClientSelected) -> None:
         """Record an assignment that was made after its round opened."""
-        if self.line.current and self.ledger.find(event.assignment_id) is None:
-            self.line.now.since.append(event)
+        if self.open_rounds.current and self.ledger.find(event.assignment_id) is None:
+            self.open_rounds.progress.since.append(event)
             self.connected.add(event.device)
 
     def _accept(self, event: UpdateAccepted) -> None:
-        self.line.accept(event)
+        self.open_rounds.accept(event)
         if (assigned := self.ledger.find(event.assignment_id)) is not None:
             self.speeds.apply_reply(event, assigned.work)
             self.codecs.apply_reply(event, assigned.codec)
@@ -269,22 +266,22 @@ class RunState:
         took_s = self.ledger.took_s(event.device, event.assignment_id, event.elapsed_s)
         if took_s is None:
             return
-        took = self.took[event.device]
+        took = self.reply_seconds[event.device]
         took.append(took_s)
-        del took[:-TIMES]
+        del took[:-KEPT_REPLIES]
         if not event.late:
-            self.line.now.slowest_s = max(self.line.now.slowest_s, took[-1])
+            self.open_rounds.progress.slowest_s = max(self.open_rounds.progress.slowest_s, took[-1])
 
     def _fail(self, event: ClientFailed) -> None:
         assigned = self.ledger.find(event.assignment_id, event.device)
-        self.line.lose(event, assigned.round if assigned else 0)
+        self.open_rounds.lose(event, assigned.round if assigned else 0)
         if event.kind in ("offline", "refused"):
             self.connected.discard(event.device)
         self.backoff.failed(event)
 
     def _close(self, event: RoundClosed) -> None:
         stepped, aggregated = made_step(event), set(event.aggregated)
-        for accepted in self.line.now.accepted:
+        for accepted in self.open_rounds.progress.accepted:
             if stepped and accepted.update_id in aggregated:
                 capped = event.capped.get(accepted.update_id, {})
                 counted = capped.get("counted", int(accepted.header.get("examples", 0)))
@@ -292,13 +289,13 @@ class RunState:
         self.steps_made += stepped
         if stepped:
             self.too_few_in_a_row = 0
-        elif event.round > self._failed_with:
-            self.too_few_in_a_row, self._failed_with = self.too_few_in_a_row + 1, self.rounds_opened
-        if self.line.now.slowest_s:
-            self.slowest = [*self.slowest, self.line.now.slowest_s][-EVALUATION_ROUNDS:]
+        elif event.round > self._rounds_at_last_failure:
+            self.too_few_in_a_row, self._rounds_at_last_failure = self.too_few_in_a_row + 1, self.rounds_opened
+        if self.open_rounds.progress.slowest_s:
+            self.slowest = [*self.slowest, self.open_rounds.progress.slowest_s][-EVALUATION_ROUNDS:]
         if event.norms:
-            self.recent_norms = [*self.recent_norms, event.norms][-NORM_ROUNDS:]
-        self.line.close(event)
+            self.recent_norms = [*self.recent_norms, event.norms][-KEPT_NORM_ROUNDS:]
+        self.open_rounds.close(event)
         self.scores.close(event)
 
 

@@ -10,7 +10,7 @@ from tests.support.server_bench import LAYOUT
 from tests.support.several_runs import Site, steady
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, RoundOpened, RunStatusChanged
-from thinwire.server.service import Admission, available, memory_limit, memory_of, vectors_of
+from thinwire.server.service import Admission, available_memory, memory_limit, memory_of, vectors_of
 
 ONE = 4 * LAYOUT.size * 4  # bytes of a run of the plan below
 
@@ -77,16 +77,16 @@ def test_the_plan_says_how_many_vectors_of_the_model_there_are(sections: str, ve
 def test_the_limit_of_a_control_group_counts_where_it_is_less(tmp_path: Path) -> None:
     meminfo, version1 = tmp_path / "meminfo", tmp_path / "v1" / "memory"
     meminfo.write_text("MemTotal: 4000 kB\nMemAvailable: 2000 kB\n")
-    assert available(meminfo, tmp_path) == 2000 * 1024
+    assert available_memory(meminfo, tmp_path) == 2000 * 1024
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    assert available(meminfo, tmp_path) == 600_000
+    assert available_memory(meminfo, tmp_path) == 600_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert available(meminfo, tmp_path) == 2000 * 1024
+    assert available_memory(meminfo, tmp_path) == 2000 * 1024
     version1.mkdir(parents=True)
     (version1 / "memory.limit_in_bytes").write_text("500000")
     (version1 / "memory.usage_in_bytes").write_text("600000")
-    assert available(meminfo, tmp_path / "v1") == 0
+    assert available_memory(meminfo, tmp_path / "v1") == 0
 
 
 def test_the_settings_decide_before_the_machine_does() -> None:

@@ -112,7 +112,7 @@ def test_what_was_accepted_before_a_restart_is_accepted_again_and_what_is_not_va
 def test_what_a_device_was_selected_while_it_stood_here_is_known_again_after_a_restart() -> None:
     b, again = new_buffer("ab", target_updates=3), UpdateArrived(update("a"), "assignment-a", "a", 6, again=True)
     b.replay([(again, 101.0), (ReplacementSelected("a", "more-a"), 101.0)])
-    assert (b.assignments["a"], b.going_on, b.outstanding) == ("assignment-a", {"a"}, ("b", "a"))
+    assert (b.assignments["a"], b.followed_up, b.outstanding) == ("assignment-a", {"a"}, ("b", "a"))
     b.replay([(AssignmentFailed("a", "more-a", "task-error", "x"), 102.0)])
     assert (b.outstanding, b.lost) == (("b",), {}), "what it was requested this buffer is answered"
 
@@ -168,7 +168,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
                     working[device] = assignment_id
         if limit:
             assert len(b.at_work) <= limit + back, "who comes back goes on, though others were selected meanwhile"
-        assert len(b.standing) <= target
+        assert len(b.buffered) <= target
 
     for number, step in enumerate([*script, *[("wait", 50.0)] * 10]):
         if b.closed:

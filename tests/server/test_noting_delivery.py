@@ -14,7 +14,7 @@ from thinwire.core.errors import NotWritten
 from thinwire.core.events import AssignmentDelivered, Event, RunNoted
 from thinwire.core.fleet import Delivered, Envelope
 from thinwire.server.command_queue import CommandQueue
-from thinwire.server.recording_fleet import NOTED_S, RecordingFleet
+from thinwire.server.recording_fleet import DELIVERIES_WRITE_S, RecordingFleet
 
 
 class TakingFleet(ToldFleet):
@@ -68,7 +68,7 @@ def test_what_is_delivered_within_half_a_second_is_written_together(setting: Set
     setting.takes("a")
     setting.takes("b", "c", "d")
     assert (setting.writes, setting.taken) == (1, ["a"])
-    setting.bench.clock.advance(NOTED_S)
+    setting.bench.clock.advance(DELIVERIES_WRITE_S)
     setting.takes("e")
     assert (setting.writes, setting.taken) == (2, ["a", "b", "c", "d", "e"])
 
@@ -85,6 +85,6 @@ def test_a_full_disk_does_not_end_the_poll_that_saw_it_and_it_is_written_later(s
     setting.takes("a", "b")
     assert setting.taken == []
     setting.full = False
-    setting.bench.clock.advance(NOTED_S)
+    setting.bench.clock.advance(DELIVERIES_WRITE_S)
     setting.fleet.poll(0.0)
     assert setting.taken == ["a", "b"]

@@ -327,7 +327,7 @@ class Long(CoordinateWise):
 def test_a_long_reduction_keeps_no_device_from_a_run_that_has_used_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_close, "CLAIM_S", 0.05)
+    monkeypatch.setattr(round_close, "MAX_CLAIM_S", 0.05)
     site = Site(tmp_path, steady(dict.fromkeys("abc", 1.0)))
     monkeypatch.setattr(sys.modules[__name__], "CLOCK", site.clock)
     sections: dict[str, Any] = {"cohort": {"late": "drop"}, "uplink": RAW, "server": {"reduce": f"{__name__}:Long"}}

@@ -202,7 +202,7 @@ class RoundAggregator:
     Invariant: an update is added completely or not at all.
     """
 
-    steps_apart = False  # True: a step takes so long that other runs must go on meanwhile
+    steps_in_thread = False  # True: a step takes so long that other runs must go on meanwhile
     metrics: Metrics = {}  # of a sum under masks, whose updates have none  # noqa: RUF012  # never changed
 
     def __init__(self, plan: RunPlan, layout: Layout, codec: str, config: SumConfig = SumConfig()) -> None:  # frozen

@@ -1,9 +1,9 @@
 """A buffered round collects asynchronous updates; this is its state machine, which does no I/O.
 
-It replaces the synchronous round (`round.py`) in a buffered plan and has the same events and actions
-(`round_events.py`). But no device waits for another one. Each device works all the time, from the newest model version
-at the time of its assignment. Each update goes into the buffer that is open, with a smaller weight the more versions it
-is behind.
+A buffered plan uses it in place of the synchronous round (`round.py`), with the same events and actions
+(`round_events.py`). No device waits for another one. Each device works all the time, from the model version that is
+newest when it gets its assignment. Its update goes into the open buffer, and weighs less the more versions it is
+behind.
 
 Invariant:
 
@@ -11,8 +11,8 @@ Invariant:
 - An idle device without an update in the buffer gets an assignment at once, while fewer than `max_concurrency` devices
   work. Devices with an update in it follow: each gets one follow-up assignment, for the next buffer.
 - The buffer closes with `buffer` when it holds `target` updates, and it never holds more. It closes with `enough` when
-  no device without an update in it works or can be selected. Then every live device has an update in it.
-- A device that misses the deadline of its own assignment is not waited for. Its late update counts all the same.
+  no device without an update in it works or can be selected. Then every online device has an update in it.
+- No buffer waits for a device that missed the deadline of its assignment. The late update of such a device counts.
 
 Paper: FedBuff (Nguyen et al. 2022).
 """
@@ -61,10 +61,10 @@ class BufferedRound(RoundMachine):
     'buffer'
     """
 
-    going_on: set[str] = field(default_factory=set)  # devices with a follow-up, for the next buffer
+    followed_up: set[str] = field(default_factory=set)  # devices with a follow-up assignment, for the next buffer
     at_work: dict[str, SlotLease] = field(default_factory=dict)  # device -> assignment before its deadline
     overdue: dict[str, SlotLease] = field(default_factory=dict)  # device -> assignment after its deadline
-    standing: set[UpdateId] = field(default_factory=set)  # in the buffer: aggregated, or about to be
+    buffered: set[UpdateId] = field(default_factory=set)  # updates in the buffer: aggregated, or accepted for it
 
     def __post_init__(self) -> None:
         self.at_work |= self.config.earlier
@@ -83,27 +83,27 @@ class BufferedRound(RoundMachine):
     @property
     def devices(self) -> frozenset[str]:
         """Return the devices with an update in the buffer."""
-        return frozenset(update_id.device for update_id in self.standing)
+        return frozenset(update_id.device for update_id in self.buffered)
 
     def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
         actions = list[Action]()
-        if not self.shut and len(self.standing) >= self.config.target_updates:
+        if not self.shut and len(self.buffered) >= self.config.target_updates:
             self.shut = "buffer"
         if not self.shut:
             actions += self._fill(now, replacements)
             if not isinstance(event, AggregationRejected):
                 # After a rejection a deferred reply may fill the gap: the driver offers it first.
-                self.shut = None if self._lacking else "enough"
+                self.shut = None if self._awaits_devices else "enough"
         if not self.shut:
-            actions += self._go_on(now)
+            actions += self._assign_follow_ups(now)
         return actions
 
     def _reject(self, update_id: UpdateId, now: float) -> None:
-        self.standing.discard(update_id)
+        self.buffered.discard(update_id)
         if self.shut != "stopped":
             self.shut = None  # the buffer has room again
 
-    def _leave(self, device: str, why: str) -> list[Action]:
+    def _disconnect(self, device: str, why: str) -> list[Action]:
         working = self.at_work.get(device) or self.overdue.get(device)
         return self._lose(device, working.assignment_id, "offline", why) if working else []
 
@@ -114,8 +114,8 @@ class BufferedRound(RoundMachine):
         device, assignment_id = header.device, header.assignment_id
         if assignment_id in self.replied:
             return self._drop(header.update_id, "duplicate")
-        in_time = self._done(self.at_work, device, assignment_id)
-        self._done(self.overdue, device, assignment_id)
+        in_time = self._remove(self.at_work, device, assignment_id)
+        self._remove(self.overdue, device, assignment_id)
         if not header.again and (self.shut or device in self.devices):
             return [DeferUpdate(header.update_id)]
         self.replied[assignment_id] = header.update_id
@@ -123,7 +123,7 @@ class BufferedRound(RoundMachine):
             self.lost.pop(device, None)
         if self._staleness(header) > self.config.max_staleness:
             return self._drop(header.update_id, "stale")
-        self.standing.add(header.update_id)
+        self.buffered.add(header.update_id)
         return [self._accept(header, late=not in_time if header.came_late is None else header.came_late)]
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
@@ -131,14 +131,14 @@ class BufferedRound(RoundMachine):
 
         The driver records the failure of an earlier buffer's assignment.
         """
-        known = self._done(self.at_work, device, assignment_id) or self._done(self.overdue, device, assignment_id)
+        known = self._remove(self.at_work, device, assignment_id) or self._remove(self.overdue, device, assignment_id)
         if not known or self.assignments.get(device) != assignment_id:
             return []
         self.lost[device] = kind
         return [MarkLost(device, assignment_id, kind, text)]
 
     @staticmethod
-    def _done(working: dict[str, SlotLease], device: str, assignment_id: str) -> bool:
+    def _remove(working: dict[str, SlotLease], device: str, assignment_id: str) -> bool:
         """Remove the assignment from `working`, and return True if the device was working on it."""
         found = device in working and working[device].assignment_id == assignment_id
         if found:
@@ -147,7 +147,7 @@ class BufferedRound(RoundMachine):
 
     def _begin(self, device: str, assignment_id: str, now: float) -> None:
         if device in self.devices:
-            self.going_on.add(device)
+            self.followed_up.add(device)
         self.assignments.setdefault(device, assignment_id)
         self.at_work[device] = SlotLease(assignment_id, now + self.config.deadline_s)
 
@@ -157,36 +157,38 @@ class BufferedRound(RoundMachine):
             self.overdue[device] = self.at_work.pop(device)
 
     def _closing_reason(self, now: float) -> CloseReason | None:
-        return "buffer" if len(self.standing) >= self.config.target_updates else None if self._lacking else "enough"
+        if len(self.buffered) >= self.config.target_updates:
+            return "buffer"
+        return None if self._awaits_devices else "enough"
 
     @property
-    def _lacking(self) -> bool:
+    def _awaits_devices(self) -> bool:
         """Return True if a device without an update in the buffer is at work."""
         return not self.at_work.keys() <= self.devices
 
-    def _place_is_free(self) -> bool:
+    def _slot_is_free(self) -> bool:
         """Return True if a concurrency slot is free."""
         return len(self.at_work) < (self.config.max_concurrency or math.inf)
 
     def _fill(self, now: float, replacements: ReplacementSource) -> list[Action]:
         """Select idle devices without an update in the buffer, as many as slots are free."""
         actions = list[Action]()
-        if not self._place_is_free():
+        if not self._slot_is_free():
             return actions
-        passed_over = self.assignments.keys() | self.devices | self.at_work.keys()
+        unavailable = self.assignments.keys() | self.devices | self.at_work.keys()
         for replacement in replacements(math.inf):
-            if replacement.device not in passed_over:
+            if replacement.device not in unavailable:
                 actions.append(self._assign(replacement.device, replacement.assignment_id, Reason("idle", {})))
                 self._begin(replacement.device, replacement.assignment_id, now)
-            if not self._place_is_free():
+            if not self._slot_is_free():
                 break
         return actions
 
-    def _go_on(self, now: float) -> list[Action]:
+    def _assign_follow_ups(self, now: float) -> list[Action]:
         """Give devices with an update in the buffer a follow-up assignment, one each, as many as slots are free."""
         actions = list[Action]()
-        for device in sorted(self.devices - self.going_on - self.at_work.keys()):
-            if self._place_is_free() and (assignment_id := self.config.follow_up(device)):
+        for device in sorted(self.devices - self.followed_up - self.at_work.keys()):
+            if self._slot_is_free() and (assignment_id := self.config.follow_up(device)):
                 actions.append(self._assign(device, assignment_id, Reason("buffered", {})))
                 self._begin(device, assignment_id, now)
         return actions
@@ -251,8 +253,8 @@ class BufferedMode(RoundMode):
             for assigned in running.run_state.ledger.oldest()
             if assigned.round != opened.round
         }
-        further = partial(self._follow_up, running, opened.round)
-        return BufferedRound(replace(self.config(opened), earlier=earlier, follow_up=further))
+        follow_up = partial(self._follow_up, running, opened.round)
+        return BufferedRound(replace(self.config(opened), earlier=earlier, follow_up=follow_up))
 
     def _follow_up(self, running: RunContext, number: int, device: str) -> str:
         """Return the `assignment_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""
@@ -274,7 +276,7 @@ class BufferedMode(RoundMode):
         """Keep a reply for the next buffer, which frees its device."""
         running.defer(header)
 
-    def let_go(self, running: RunContext) -> None:
+    def cancel_remaining(self, running: RunContext) -> None:
         """Cancel all assignments after the last buffer, and record the evaluations that are final now."""
         running.fleet.cancel([assigned.assignment_id for assigned in running.run_state.ledger.oldest()])
         running.record(*settled(running, running.clock.wall(), over=True))

@@ -23,16 +23,16 @@ class CommandQueue:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._looked_at = 0.0
+        self._read_at = 0.0
         self._open: list[CommandRow] = []
         self._ending = False
         self._paused = set[str]()
-        self._kept = set[tuple[str, str]]()
+        self._commanded = set[tuple[str, str]]()
 
-    def _look(self) -> list[CommandRow]:
+    def _pending(self) -> list[CommandRow]:
         """Return the unanswered commands, read from the store at most every COMMANDS_READ_S seconds."""
-        if time.monotonic() - self._looked_at >= COMMANDS_READ_S:
-            self._open, self._looked_at = self._commands.pending(), time.monotonic()
+        if time.monotonic() - self._read_at >= COMMANDS_READ_S:
+            self._open, self._read_at = self._commands.pending(), time.monotonic()
         return self._open
 
     def stop_service(
@@ -51,16 +51,17 @@ class CommandQueue:
 
     def stop_command(self, run_id: str) -> StopCommand:
         """Return how a person stops this run, by the unanswered commands."""
-        kinds = {command.kind for command in self._look() if command.run_id == run_id}
+        kinds = {command.kind for command in self._pending() if command.run_id == run_id}
         return "run" if "stop-run" in kinds else "after-round" if "stop-after-round" in kinds else None
 
     def paused(self, run_id: str) -> bool:
-        """Return True from a command to pause this run until one to resume it.
+        """Return True between a command to pause this run and the next one to resume it.
 
-        A command is answered at the call after the one that returned its effect: by then the driver has recorded it.
+        The first call that sees a command returns its effect, and the next call answers it: by then the driver has
+        recorded the effect.
         """
         kinds = {"pause-run": self._paused.add, "resume-run": self._paused.discard}
-        if found := next((one for one in self._look() if one.run_id == run_id and one.kind in kinds), None):
+        if found := next((one for one in self._pending() if one.run_id == run_id and one.kind in kinds), None):
             if (run_id in self._paused) == (found.kind == "pause-run"):
                 self.answer(found, {})
             else:
@@ -74,31 +75,31 @@ class CommandQueue:
     def refuse_resume(self, run_id: str, error: ThinwireError) -> None:
         """Answer the command to resume this run with a refusal: the run stays paused."""
         self._paused.add(run_id)
-        for command in [one for one in self._look() if (one.kind, one.run_id) == ("resume-run", run_id)]:
+        for command in [one for one in self._pending() if (one.kind, one.run_id) == ("resume-run", run_id)]:
             self.answer(command, error.as_result())
 
     def revocations(self) -> list[CommandRow]:
         """Return the unanswered commands to revoke a device; `answer` answers one."""
-        return [command for command in self._look() if command.kind == "revoke"]
+        return [command for command in self._pending() if command.kind == "revoke"]
 
     def answer(self, command: CommandRow, result: Mapping[str, Any]) -> None:
         """Answer a command with its result."""
         self._commands.answer(command.id, {"done": True, **result})
         self._open = [other for other in self._open if other.id != command.id]
 
-    def keeps(self, kind: str, run_id: str) -> bool:
-        """Return True from a command of this kind for this run on; it is answered at once."""
+    def was_commanded(self, kind: str, run_id: str) -> bool:
+        """Return True once a person gave a command of this kind for this run; the command is answered at once."""
         if self.answer_all(kind, run_id):
-            self._kept.add((kind, run_id))
-        return (kind, run_id) in self._kept
+            self._commanded.add((kind, run_id))
+        return (kind, run_id) in self._commanded
 
     def about_runs(self, *kinds: str) -> list[CommandRow]:
         """Return the unanswered commands of these kinds; `answer` answers one."""
-        return [command for command in self._look() if command.kind in kinds]
+        return [command for command in self._pending() if command.kind in kinds]
 
     def answer_all(self, kind: str, run_id: str) -> bool:
         """Answer all commands of this kind for this run; return True if there was one."""
-        found = [command for command in self._look() if command.kind == kind and command.run_id == run_id]
+        found = [command for command in self._pending() if command.kind == kind and command.run_id == run_id]
         for command in found:
             self.answer(command, {})
         return bool(found)

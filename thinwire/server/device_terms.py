@@ -138,13 +138,13 @@ def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, A
     if local.steps != "auto":
         return {}
     speed = running.run_state.speeds.of(device)
-    before = None if speed else _measured_before(running, device)
+    before = None if speed else _speed_in_earlier_runs(running, device)
     work = choose_work(local, speed or before, deadline_s)
     reasons = [*work.reasons, *([Reason("earlier-runs", {})] if before else [])]
     return {"steps": work.steps, "batch": work.batch, "work_reason": reasons}
 
 
-def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
+def _speed_in_earlier_runs(running: RunContext, device: str) -> DeviceSpeed | None:
     """Estimate a device's speed from earlier runs, for use until it has replied in this run.
 
     Return None if any part of it was never measured with this model and batch size.

@@ -6,11 +6,11 @@ wait has ended; that is its turn. So there are no locks: one thread calls the re
 driver reads which devices are free and records its selection. The order of turns follows from the arrivals alone, so
 runs on a virtual clock repeat bit for bit. Uploads and sums do not wait for a turn: they have threads of their own.
 
-A full disk pauses all runs (`FullDisk`): the service stays up, says so, and goes on when there is space. A driver
-writes first and acts then (journal first), so it can wait in the middle of a write: `RunFleet.wait_for_disk` suspends
-it, and the write is made again. No driver gets a turn meanwhile, and the clock of all runs stands still. Nothing is
-decided and nothing is lost: replies that arrive stay in the mailboxes, and an upload that the disk does not take is
-sent again by its device. Without a reserve (simulations, tests) `NotWritten` is raised.
+A full disk pauses all runs (`FullDisk`): the service stays up, reports it, and goes on when there is space. A driver
+journals before it acts, so it can wait in the middle of a write: `RunFleet.wait_for_disk` suspends the driver, which
+then repeats the write. Meanwhile no driver gets a turn, and the clock of all runs is stopped. No decision is made and
+no reply is lost: replies that arrive stay in the mailboxes, and a device sends an upload again that the disk refused.
+Without a reserve (simulations, tests) `NotWritten` is raised.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ class FullDisk:
     reserve: Reserve | None
     closing: Callable[[], bool]
     is_full: bool = False
-    looked_at: float = -math.inf
+    checked_at: float = -math.inf
 
-    def fill_up(self, error: NotWritten) -> None:
+    def pause_runs(self, error: NotWritten) -> None:
         """Pause all runs because a write failed; raise `error` without a reserve, or if the service ends."""
         if self.reserve is None or self.closing():
             raise error
         if self.is_full:
             return
-        self.is_full, self.looked_at = True, self.clock.inner.now()
+        self.is_full, self.checked_at = True, self.clock.inner.now()
         self.clock.stop()
         with self.reserve.released():
             self.reserve.mark(str(error))
             self._record(DiskFilled(self.clock.wall(), str(error)))
 
-    def look(self) -> None:
-        """Let all runs go on if the disk has space again; look at most every SPACE_CHECK_S seconds."""
-        if not self.is_full or self.reserve is None or self.clock.inner.now() - self.looked_at < SPACE_CHECK_S:
+    def check_space(self) -> None:
+        """Resume all runs if the disk has space again; check it at most every SPACE_CHECK_S seconds."""
+        if not self.is_full or self.reserve is None or self.clock.inner.now() - self.checked_at < SPACE_CHECK_S:
             return
-        self.looked_at = self.clock.inner.now()
+        self.checked_at = self.clock.inner.now()
         if self.reserve.has_space():
             self.is_full = False
             self._record(DiskFreed(self.clock.wall(), self.clock.go_on()))
@@ -81,12 +81,12 @@ class FullDisk:
             yield
 
     def _record(self, event: Event) -> None:
-        """Journal an event; the flag says the same if even that fails."""
+        """Journal an event, if the disk takes it; the reserve's mark on the disk says the same."""
         with contextlib.suppress(NotWritten):
             self.store.record_own(event)
 
 
-KEPT_LOOK_S = 2.0  # period of the look whether runs without a driver, whose replies are kept, are over
+KEPT_CHECK_S = 2.0  # period of the check whether runs whose replies are kept without a driver are over
 
 
 class RunFleet:
@@ -98,7 +98,7 @@ class RunFleet:
         self._clock = clock
         self.disk: FullDisk | None = None  # what a write does if the disk is full; None: it raises
         self.mailbox: list[Arrival] = []
-        self.due_at = -math.inf  # when the driver goes on though nothing arrived
+        self.due_at = -math.inf  # time at which the driver continues even if nothing has arrived
 
     def poll(self, wait_s: float) -> list[Arrival]:
         """Let the other drivers work until something arrives for this run, or for `wait_s` seconds."""
@@ -114,7 +114,7 @@ class RunFleet:
         """
         if self.disk is None:
             raise error
-        self.disk.fill_up(error)
+        self.disk.pause_runs(error)
         while self.disk.is_full:
             if self.disk.closing():
                 raise error
@@ -140,7 +140,7 @@ class Driver:
 
     run_id: str
     fleet: RunFleet
-    does: greenlet
+    coroutine: greenlet
 
     def is_due(self, now: float) -> bool:
         """Return True if the driver has something to do."""
@@ -164,8 +164,8 @@ class Dispatcher:
     presence: ConnectedDevices = field(default_factory=ConnectedDevices)
     drivers: dict[str, Driver] = field(default_factory=dict)
     _kept: dict[str, list[ReplyHeader]] = field(default_factory=dict)
-    _kept_looked_at: float = -math.inf
-    _over: list[tuple[Driver, BaseException | None]] = field(default_factory=list)  # since the last turn of all
+    _kept_checked_at: float = -math.inf
+    _returned: list[tuple[Driver, BaseException | None]] = field(default_factory=list)  # since the last turn of all
     _busy_since: float = math.inf  # the time since which some driver always has something to do
 
     def start(self, run_id: str, drive: Callable[[RunFleet, ConnectedDevices], object]) -> None:
@@ -191,8 +191,8 @@ class Dispatcher:
         now = self.clock.now()
         for run_id in self.leases.least_used_first([one.run_id for one in self.drivers.values() if one.is_due(now)]):
             if not self._is_paused:
-                self._turn(self.drivers[run_id])
-        self._end()
+                self._run_driver(self.drivers[run_id])
+        self._report_ended()
         if self._is_paused:
             return
         quiet = not any(one.is_due(now) for one in self.drivers.values())
@@ -214,24 +214,24 @@ class Dispatcher:
         for run_id in self.leases.waiting():
             self.leases.deciding = run_id
             if not self._is_paused:
-                self._turn(self.drivers[run_id])
+                self._run_driver(self.drivers[run_id])
         self.leases.deciding = ""
-        self._end()
+        self._report_ended()
 
     def finish(self) -> None:
         """Give turns to all drivers until each has returned, because the service ends."""
         while self.drivers:
             self.receive(0.0)
             for driver in list(self.drivers.values()):
-                self._turn(driver)
-            self._end()
+                self._run_driver(driver)
+            self._report_ended()
 
     def receive(self, wait_s: float) -> None:
         """Poll the fleet once, and put what arrived into the mailboxes of the runs that it concerns."""
         now = self.clock.wall()  # which goes on while a full disk stops the other clock, and may be set back
-        if self._kept and abs(now - self._kept_looked_at) >= KEPT_LOOK_S:
-            self._kept_looked_at = now
-            for run_id in [run_id for run_id in self._kept if not self._goes_on(run_id)]:
+        if self._kept and abs(now - self._kept_checked_at) >= KEPT_CHECK_S:
+            self._kept_checked_at = now
+            for run_id in [run_id for run_id in self._kept if not self._is_active(run_id)]:
                 self.fleet.ack([one.update_id for one in self._kept.pop(run_id)])
         for arrival in self.fleet.poll(wait_s):
             if isinstance(arrival, ClientConnected | ClientDisconnected):
@@ -239,49 +239,49 @@ class Dispatcher:
                 for driver in self.drivers.values():
                     driver.fleet.mailbox.append(arrival)
             else:
-                self._give(arrival)
+                self._deliver(arrival)
 
     def close(self) -> None:
         """Abandon the drivers where they are, as a crash would; the journal has all that they decided."""
         for driver in self.drivers.values():
-            driver.does.throw()
+            driver.coroutine.throw()
         self.drivers.clear()
 
-    def _give(self, arrival: ReplyHeader | PhaseReply | Failure) -> None:
+    def _deliver(self, arrival: ReplyHeader | PhaseReply | Failure) -> None:
         """Put a reply or a failure into its run's mailbox; acknowledge a reply to a run that is over."""
         reply = arrival if isinstance(arrival, ReplyHeader) else None
         run_id = reply.update_id.run if reply else arrival.assignment_id.partition(".")[0]
         if (driver := self.drivers.get(run_id)) is not None:
             driver.fleet.mailbox.append(arrival)
-        elif reply and self._goes_on(run_id):
+        elif reply and self._is_active(run_id):
             self._kept.setdefault(run_id, []).append(reply)
         elif reply:
             self.fleet.ack([reply.update_id])
 
-    def _goes_on(self, run_id: str) -> bool:
+    def _is_active(self, run_id: str) -> bool:
         try:
             row = self.store.run(run_id)
             return row.run_id == run_id and row.status not in ENDED
         except NotFound:
             return False
 
-    def _turn(self, driver: Driver) -> None:
+    def _run_driver(self, driver: Driver) -> None:
         """Let a driver work until it polls again, returns or raises."""
         failed: BaseException | None = None
         try:
-            driver.does.switch()
+            driver.coroutine.switch()
         except Exception as error:
             failed = error
-        if driver.does.dead:
+        if driver.coroutine.dead:
             del self.drivers[driver.run_id]
             self.leases.leave(driver.run_id)
-            self._over.append((driver, failed))
+            self._returned.append((driver, failed))
 
-    def _end(self) -> None:
+    def _report_ended(self) -> None:
         """Report the drivers that returned or raised, after all others have handled the same arrivals."""
-        while self._over:
-            driver, failed = self._over.pop(0)
+        while self._returned:
+            driver, failed = self._returned.pop(0)
             self.ended(driver.run_id, failed)
             for arrival in driver.fleet.mailbox:
                 if not isinstance(arrival, ClientConnected | ClientDisconnected):
-                    self._give(arrival)
+                    self._deliver(arrival)

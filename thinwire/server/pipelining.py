@@ -63,7 +63,7 @@ class PipelinedMode(RoundMode):
         due = running.outstanding().items()
         return {device: min(one.round for one in assigned) for device, assigned in due if len(assigned) > self.delay}
 
-    def sent_at_start(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
+    def envelopes_at_start(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
         """Return no assignments: they were sent when the round opened, before it became current."""
         return []
 
@@ -94,7 +94,7 @@ class PipelinedMode(RoundMode):
         ]
         return len(replied) >= opened.min_updates and replied.issuperset(outstanding)
 
-    def sent_again(self, running: RunContext) -> list[Envelope]:
+    def envelopes_to_resend(self, running: RunContext) -> list[Envelope]:
         """Return the outstanding assignments of all rounds, the oldest of each device first.
 
         This includes the assignments of disconnected devices, which may reconnect.

@@ -24,8 +24,8 @@ from thinwire.server.run_end import close_undriven, end_abandoned, notify_undriv
 from thinwire.server.run_extension import extend_run
 from thinwire.store import CommandRow, RunRow, Store
 
-NOTED_S = 0.5  # deliveries decide nothing, so their events may wait this long to be written; pages show them then
-PROCESSES_CHECK_S = 5.0  # period of the check whether the processes of simulations live
+DELIVERIES_WRITE_S = 0.5  # longest delay of events about deliveries, which decide nothing
+PROCESSES_CHECK_S = 5.0  # period of the check for processes of simulations that have died
 OnEvent = Callable[[str, Event], None]
 
 
@@ -157,7 +157,7 @@ class RecordingFleet:
         self.undriven, self._on_event = UndrivenCommands(fleet, store, clock, commands, home), on_event
         self._revoking: list[CommandRow] = []
         self._home, self._looked_at = home, -PROCESSES_CHECK_S
-        self._noted_at = -NOTED_S  # time at which deliveries were written last
+        self._deliveries_written_at = -DELIVERIES_WRITE_S  # time at which deliveries were written last
         self._unrecorded = list[Arrival]()  # since the disk was full
         self.on_full: Callable[[NotWritten], None] = raise_error  # what to do where the disk is full
         self._online = set[str]()  # devices that are recorded as online
@@ -220,7 +220,7 @@ class RecordingFleet:
     def _note_deliveries(self) -> None:
         """Record which assignments were delivered.
 
-        Deliveries decide nothing. They are therefore written with the run's next record, or after NOTED_S.
+        Deliveries decide nothing. They are therefore written with the run's next record, or after DELIVERIES_WRITE_S.
         """
         for one in self._fleet.delivered():
             if (assignment := one.assignment).kind == "train":
@@ -228,11 +228,11 @@ class RecordingFleet:
                     assignment.run,
                     [AssignmentDelivered(one.at, assignment.round, one.device, assignment.assignment_id)],
                 )
-        if self._clock.now() - self._noted_at >= NOTED_S:
-            self._noted_at = self._clock.now()
-            self.write_noted()
+        if self._clock.now() - self._deliveries_written_at >= DELIVERIES_WRITE_S:
+            self._deliveries_written_at = self._clock.now()
+            self.write_deliveries()
 
-    def write_noted(self) -> None:
+    def write_deliveries(self) -> None:
         """Write the pending delivery events; if the disk is full, the next call tries again."""
         with contextlib.suppress(NotWritten):
             self._store.record_noted()

@@ -4,9 +4,9 @@ The replayed round continues as if the aggregator had never stopped. It aggregat
 spool, in the order of the journal, so the model is the same to the bit. An assignment with an accepted reply is not
 sent again. If its device repeats the reply, the round ignores the copy and acknowledges the reply when it closes.
 
-Recovery rebuilds, and sends nothing. `RoundMode.sent_again` gives the outstanding assignments of other rounds that the
-run sends again, in a pipelined run those of all rounds; `RoundRunner.run` sends those of the open round, in a pipelined
-run none. docs/explain/a-round.md, "When a part fails", describes what follows each failure.
+Recovery sends nothing. The run sends the outstanding assignments of other rounds again, in a pipelined run those of all
+rounds (`RoundMode.envelopes_to_resend`). `RoundRunner.run` sends those of the open round, in a pipelined run none.
+docs/explain/a-round.md, "When a part fails", describes the recovery from each failure.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from thinwire.server.aggregator import MAX_MEAN, Model, RoundAggregator, SumConf
 class ReducingAggregator(RoundAggregator):
     """Keeps the updates of one round as rows of a file in `folder`."""
 
-    steps_apart = True
+    steps_in_thread = True
 
     def __init__(self, folder: Path, plan: RunPlan, layout: Layout, codec: str, config: SumConfig) -> None:
         super().__init__(plan, layout, codec, config)

@@ -98,7 +98,7 @@ class RoundMachine:
         if self.closed:
             raise RuntimeError(f"round {self.config.number} is closed: {event}")
         self._pass_time(now)
-        actions = [*self._take(event, now), *self._decide(event, now, replacements)]
+        actions = [*self._apply(event, now), *self._decide(event, now, replacements)]
         return [*actions, self._close()] if self.shut and not self.aggregating else actions
 
     def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
@@ -113,14 +113,14 @@ class RoundMachine:
         now = -math.inf
         for event, now in past:
             self._pass_time(now)
-            self._take(event, now)
+            self._apply(event, now)
         if now > -math.inf:
             self.shut = self._closing_reason(now)
         if self.shut and not self.aggregating:
             self._close()
 
-    def _take(self, event: Input, now: float) -> list[Action]:
-        """Apply one event to the state, and return the actions that follow from it alone."""
+    def _apply(self, event: Input, now: float) -> list[Action]:
+        """Apply one event to the state, and return the actions that it alone causes."""
         match event:
             case ReplacementSelected(device, assignment_id, instead_of):
                 self._replace(device, assignment_id, instead_of, now)
@@ -136,7 +136,7 @@ class RoundMachine:
             case AssignmentFailed(device, assignment_id, kind, text):
                 return self._lose(device, assignment_id, kind, text)
             case DeviceDisconnected(device, why):
-                return self._leave(device, why)
+                return self._disconnect(device, why)
             case DeviceConnected(device):
                 if self.lost.get(device) == "offline" and not self.shut:
                     del self.lost[device]  # it is online again in time
@@ -147,7 +147,7 @@ class RoundMachine:
         return []  # a Tick needs nothing more: `on` reads the clock after each event
 
     def _pass_time(self, now: float) -> None:
-        """Note what follows from the time alone."""
+        """Record the changes that time alone causes, such as a deadline that passed."""
 
     def _replace(self, device: str, assignment_id: str, instead_of: str, now: float) -> None:
         """Note that a device was selected during the round."""
@@ -188,7 +188,7 @@ class RoundMachine:
         """Note that a device will not reply to this assignment."""
         raise NotImplementedError
 
-    def _leave(self, device: str, why: str) -> list[Action]:
+    def _disconnect(self, device: str, why: str) -> list[Action]:
         """Note that a device disconnected."""
         raise NotImplementedError
 
@@ -285,7 +285,7 @@ class Round(RoundMachine):
         if self.shut != "stopped" and now < self.deadline_at:
             self.shut = None  # there is time to select another device
 
-    def _leave(self, device: str, why: str) -> list[Action]:
+    def _disconnect(self, device: str, why: str) -> list[Action]:
         if self.slots is not None:
             self.slots.free(device)
         return self._lose(device, self.assignments.get(device, ""), "offline", why)
@@ -329,10 +329,10 @@ class Round(RoundMachine):
         if self.slots is not None:
             self.slots.take(device, assignment_id, now)
 
-    def _free(self, slots: ConcurrencySlots, now: float) -> tuple[int, list[Reason]]:
-        """Return the number of free slots, and the reasons about slots for a selection.
+    def _free_slots(self, slots: ConcurrencySlots, now: float) -> tuple[int, list[Reason]]:
+        """Return the number of free concurrency slots, and the reasons that a selection gets from them.
 
-        One slot counts as free if none is, but no device works on this round.
+        If no slot is free, one counts as free as long as no device works on this round.
         """
         lacking = self.config.min_updates - self.arrived_in_time
         held = slots.held(now, lacking)
@@ -345,27 +345,28 @@ class Round(RoundMachine):
 
     def _fill(self, now: float, replacements: ReplacementSource) -> list[Action]:
         """Select replacements for missing updates, as many as slots are free, among devices that can reply in time."""
-        left_s, short, of_slots = self.deadline_at - now, self.config.target_updates - self.possible, list[Reason]()
+        left_s, short, slot_reasons = self.deadline_at - now, self.config.target_updates - self.possible, list[Reason]()
         if short > 0 and self.slots is not None:
-            free, of_slots = self._free(self.slots, now)
+            free, slot_reasons = self._free_slots(self.slots, now)
             short = min(short, free)
         if short <= 0 or left_s <= 0:
             return []
         others = (replacement for replacement in replacements(left_s) if replacement.device not in self.assignments)
-        return [self._assign(replacement, now, of_slots) for replacement in islice(others, short)]
+        return [self._assign(replacement, now, slot_reasons) for replacement in islice(others, short)]
 
-    def _assign(self, replacement: Replacement, now: float, of_slots: Reasons) -> SelectReplacement:
-        """Select a replacement; its reasons include `of_slots`, those about concurrency slots."""
+    def _assign(self, replacement: Replacement, now: float, slot_reasons: Reasons) -> SelectReplacement:
+        """Select a replacement; its reasons include `slot_reasons`, those about concurrency slots."""
         left_s = self.deadline_at - now
         target = self.config.target_updates
-        why = [Reason("replaces", {"possible": self.possible, "target": target, "left_s": left_s}), *of_slots]
-        self.instead[replacement.device] = instead_of = self._vacant() if self.lost or self.rejected_in_time else ""
+        why = [Reason("replaces", {"possible": self.possible, "target": target, "left_s": left_s}), *slot_reasons]
+        instead_of = self._device_to_replace() if self.lost or self.rejected_in_time else ""
+        self.instead[replacement.device] = instead_of
         self._begin(replacement.device, replacement.assignment_id, now)
         return SelectReplacement(
             replacement.device, replacement.assignment_id, self.config.base_version, left_s, why, instead_of
         )
 
-    def _vacant(self) -> str:
+    def _device_to_replace(self) -> str:
         """Return a lost device, or one whose update was rejected, without a replacement yet; "" if there is none."""
         replaced, rejected = set(self.instead.values()), [update_id.device for update_id in self.rejected_in_time]
         return next((device for device in (*self.lost, *rejected) if device not in replaced), "")

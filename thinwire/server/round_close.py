@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from thinwire.server.round_runner import RoundRunner
 
 AGGREGATION_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
-CLAIM_S = 1.0  # a step that takes longer than a short round would let devices wait for nothing
-Stepped = tuple[RoundResult, dict[str, Capped]]  # the final result, and the updates that count less
+MAX_CLAIM_S = 1.0  # of the claim to devices during a step; in a longer step they would wait for nothing
+StepResult = tuple[RoundResult, dict[str, Capped]]  # the final result, and the updates that count less
 
 
 def finish(runner: RoundRunner) -> None:
@@ -59,7 +59,7 @@ def finish(runner: RoundRunner) -> None:
     runner.clean_up()
 
 
-def _step(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
+def _step(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> StepResult:
     """Make the step of a round, if it makes one and its result may be released."""
     running = runner.running
     if closed.reason not in NO_STEP and (why := running.mode.withheld(running, runner.opened.round)):
@@ -67,7 +67,7 @@ def _step(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Step
     if closed.reason in NO_STEP:
         return closed, {}
     step = partial(_move_model, runner, closed, events)
-    return _apart(runner, step) if runner.aggregator.steps_apart and not running.simulated else step()
+    return _step_in_thread(runner, step) if runner.aggregator.steps_in_thread and not running.simulated else step()
 
 
 def _store(runner: RoundRunner, version: int, now: float) -> list[Event]:
@@ -102,7 +102,7 @@ def _closing_event(
         capped=capped,
         detail=closed.detail,
         chosen=runner.aggregator.chosen,
-        norms=_window(runner, closed),
+        norms=_norms_of_round(runner, closed),
         **recorded_metrics(runner),
     )
 
@@ -117,13 +117,13 @@ def _acknowledge(runner: RoundRunner, closed: RoundResult) -> None:
     running.fleet.cancel(lost if closed.reason != "stopped" else list(machine.assignments.values()))
 
 
-def _apart(runner: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
-    """Return what a step returns that is made by a thread of its own, and let other runs work meanwhile.
+def _step_in_thread(runner: RoundRunner, step: Callable[[], StepResult]) -> StepResult:
+    """Make a step in a thread of its own, let other runs work meanwhile, and return the step's result.
 
-    What arrives for this run is handled after the step, as if the step had taken no time. While the step is short, the
-    run wants its devices for the next round, as while it sums; then other runs may have them.
+    The run handles its arrivals after the step, as if the step had taken no time. For MAX_CLAIM_S it claims its devices
+    for the next round, as it does while updates are added. After that other runs may select them.
     """
-    running, claims_until = runner.running, time.monotonic() + CLAIM_S
+    running, claims_until = runner.running, time.monotonic() + MAX_CLAIM_S
     with ThreadPoolExecutor(1, thread_name_prefix="step") as worker:
         made = worker.submit(step)
         while wait([made], timeout=AGGREGATION_WAIT_S).not_done:
@@ -133,14 +133,14 @@ def _apart(runner: RoundRunner, step: Callable[[], Stepped]) -> Stepped:
         return made.result()
 
 
-def _window(runner: RoundRunner, closed: RoundResult) -> list[float]:
+def _norms_of_round(runner: RoundRunner, closed: RoundResult) -> list[float]:
     """Return the norms of the round's updates, if the plan bounds those of later rounds by a quantile of them."""
     if not isinstance(runner.plan.server.max_norm, str) or closed.reason in NO_STEP:
         return []
     return [runner.aggregator.norms[str(update_id)] for update_id in closed.aggregated]
 
 
-def _move_model(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> Stepped:
+def _move_model(runner: RoundRunner, closed: RoundResult, events: list[Event]) -> StepResult:
     """Move the model by the round's updates; return the final result, and the updates that count less.
 
     If the sum is too large for a model, the step is made without the updates that caused this. They are dropped. If too

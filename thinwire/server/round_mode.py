@@ -131,7 +131,7 @@ class RoundMode:
             max_concurrency=cohort.max_concurrency,
         )
 
-    def sent_at_start(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
+    def envelopes_at_start(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
         """Return which outstanding assignments of a round are sent when it begins to accept replies, or is resumed.
 
         Invariant: only the open round makes a version, so the newest one is that with which the round opened. A resumed
@@ -205,7 +205,7 @@ class RoundMode:
         """Return True if the run can go on although it should wait for devices."""
         return False
 
-    def sent_again(self, running: RunContext) -> list[Envelope]:
+    def envelopes_to_resend(self, running: RunContext) -> list[Envelope]:
         """Return the outstanding assignments that a restart sends again, but for those that `RoundRunner.run` sends."""
         run_state = running.run_state
         number = run_state.open_rounds.current.round if run_state.open_rounds.current else 0
@@ -215,7 +215,7 @@ class RoundMode:
     def abort(self, running: RunContext) -> None:
         """Close the rounds that are open although the run ends."""
 
-    def let_go(self, running: RunContext) -> None:
+    def cancel_remaining(self, running: RunContext) -> None:
         """Give up the assignments that remain after the last round."""
 
     def connected(self, running: RunContext) -> set[str]:

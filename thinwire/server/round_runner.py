@@ -83,11 +83,11 @@ class RoundRunner:
         """
         running, outstanding = self.running, self._outstanding()
         waited_for = {*self.machine.outstanding, *(device for device, _ in outstanding)}
-        running.assign(running.mode.sent_at_start(running, [assignment_id for _, assignment_id in outstanding]))
+        running.assign(running.mode.envelopes_at_start(running, [assignment_id for _, assignment_id in outstanding]))
         self._take_deferred()
         try:
             while not self.machine.closed:
-                self._take(running.poll(self._wait()))
+                self._take(running.poll(self._poll_wait_s()))
                 self._report_additions(AGGREGATION_WAIT_S)
                 self._lose_absent(waited_for)
                 if not self.machine.closed:
@@ -120,7 +120,7 @@ class RoundRunner:
             for device in sorted(set(devices) - set(self.running.presence.hellos)):
                 self.on(round_events.DeviceDisconnected(device, "did not come back"))
 
-    def _wait(self) -> float:
+    def _poll_wait_s(self) -> float:
         """Return the seconds that the next poll may wait. A round that only sums wants its devices for the next one."""
         if self.additions.running:
             if not self.running.run_state.ledger.busy:
@@ -137,14 +137,14 @@ class RoundRunner:
                 case PhaseReply():
                     self.on_message(arrival)
                 case Failure(kind, text, assignment_id, device):
-                    self._fail_elsewhere(device, kind, text, assignment_id)
+                    self._fail_in_other_rounds(device, kind, text, assignment_id)
                     self.on(round_events.AssignmentFailed(device, assignment_id, kind, text))
                 case ClientConnected(device):
                     self.on(round_events.DeviceConnected(device))
                 case ClientDisconnected(device, why):
                     if why == "revoked":
                         self._withdraw(device)
-                    self._fail_elsewhere(device, "offline", why)
+                    self._fail_in_other_rounds(device, "offline", why)
                     self.on(round_events.DeviceDisconnected(device, why))
         if self.accepted:
             self.record()
@@ -165,7 +165,7 @@ class RoundRunner:
             self.record()
         self._take_deferred()
 
-    def _fail_elsewhere(self, device: str, kind: str, text: str, assignment_id: str = "") -> None:
+    def _fail_in_other_rounds(self, device: str, kind: str, text: str, assignment_id: str = "") -> None:
         """Record that the device will not reply to its assignments of other rounds.
 
         This concerns the assignment `assignment_id` if it is named, otherwise all up to this round. The assignment that
@@ -189,7 +189,7 @@ class RoundRunner:
             case "acknowledge":
                 running.fleet.ack([update_id])
             case "fail":
-                self._fail_elsewhere(update_id.device, decision.kind, decision.text, header.assignment_id)
+                self._fail_in_other_rounds(update_id.device, decision.kind, decision.text, header.assignment_id)
                 failed = round_events.AssignmentFailed(
                     update_id.device, header.assignment_id, decision.kind, decision.text
                 )

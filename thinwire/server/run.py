@@ -33,12 +33,12 @@ from thinwire.server.recovery import rebuild_round
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
-from thinwire.server.run_end import close, dismiss, end
+from thinwire.server.run_end import close, end, notify_connected
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import RunRow, Store
 
-PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
+HINT_AFTER_S = 60.0  # of waiting; then a run without `wait_s` adds to its status what a person can do
 MODES = (DistributedMode, SecureMode, SampledMode, CentralMode, DeviceMode, PipelinedMode, BufferedMode, RoundMode)
 
 
@@ -82,27 +82,29 @@ def drive(
         finally:
             running.leases.leave(run_id)
         if running.stopped != "service":
-            _leave(running)
+            _finish_rounds(running)
             _await_holdout(running, watch, over=True)
             end(running)
             if running.run_state.status in ENDED:  # only the last evaluation decides which version is the best
-                _prune(running)
+                _prune_versions(running)
     except ThinwireError as error:
         if isinstance(error, NotWritten) and (not running.simulated or home.simulation(run_id).exists()):
             raise
         running.mode.abort(running)
         close(running, "failed", str(error), error.exit_code)
     if running.run_state.status in ENDED:
-        dismiss(running)
+        notify_connected(running)
     return store.run(run_id)
 
 
 def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, run_state = running.plan, running.run_state
-    if run_state.bases.model is None and not ((run_state.first.open or _gather(running)) and take_first_model(running)):
-        return
-    running.assign(running.mode.sent_again(running))
+    if run_state.bases.model is None:
+        ready = run_state.first.open or _wait_for_devices(running)
+        if not (ready and take_first_model(running)):
+            return
+    running.assign(running.mode.envelopes_to_resend(running))
     if run_state.open_rounds.current and run_state.open_rounds.accepts_replies:
         running.record_resumed(run_state.open_rounds.current.round)
         if (runner := _ready_runner(running, run_state.open_rounds.current)) is None:
@@ -119,7 +121,7 @@ def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
                 hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
             )
         running.mode.require_budget(running)
-        if not _gather(running):
+        if not _wait_for_devices(running):
             return
         if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
@@ -185,10 +187,11 @@ def _drive_round(running: RunContext, runner: RoundRunner, watch: HoldoutWatch |
     finally:
         runner.aggregator.close()
     scores = running.run_state.scores
-    _prune(running, {running.run_state.version - 1, *scores.measured, *(due_versions(running) if watch else ())})
+    due = due_versions(running) if watch else ()
+    _prune_versions(running, {running.run_state.version - 1, *scores.measured, *due})
 
 
-def _prune(running: RunContext, others: Collection[int] = ()) -> None:
+def _prune_versions(running: RunContext, others: Collection[int] = ()) -> None:
     """Delete the model versions but the first, last and best one, those that are sent, and `others`."""
     run_state = running.run_state
     newest, best, met = run_state.version, run_state.scores.best, run_state.scores.reached
@@ -205,25 +208,25 @@ def _prune(running: RunContext, others: Collection[int] = ()) -> None:
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 
 
-def _leave(running: RunContext) -> None:
+def _finish_rounds(running: RunContext) -> None:
     """Close what is still open after the last round, and wait for devices that may reconnect after a restart."""
     running.mode.abort(running)
     if running.stopped:
         return
-    running.mode.let_go(running)
+    running.mode.cancel_remaining(running)
     if away := running.may_reconnect():
         running.status("waiting", reconnect_text(away))
     while running.may_reconnect() and not running.must_stop():
         listen(running, POLL_S)
 
 
-def _gather(running: RunContext) -> bool:
-    """Wait until enough devices are online and the run is not paused, or the current pipelined round can close; return
-    False if the run is stopped.
+def _wait_for_devices(running: RunContext) -> bool:
+    """Wait until enough devices are online and the run is not paused; return False if the run is stopped.
 
-    Raise `TooFewClients` after the plan's `wait_s`, unless that is 0.
+    A pipelined run waits no longer than until its current round can close. Raise `TooFewClients` after the plan's
+    `wait_s`, unless that is 0.
     """
-    began, asked = running.elapsed, frozenset[str]()
+    began, checked = running.elapsed, frozenset[str]()
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # note the devices that connected before the run began
     while True:
@@ -237,11 +240,11 @@ def _gather(running: RunContext) -> bool:
         sentence = running.waits_for()
         if sentence is None or running.mode.can_continue(running):
             return True
-        if asked != (asked := frozenset(running.presence.devices)):
+        if checked != (checked := frozenset(running.presence.devices)):
             running.mode.require_budget(running)  # devices that connected since may have nothing left to spend
         if not running.leases.waits_for_offline(running.run_id):
             began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
-        for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
+        for_ever = not wait_s and running.elapsed - began >= HINT_AFTER_S
         running.status("waiting", f"{sentence}; {stop_hint(running.run_id)}" if for_ever else sentence)
         if running.must_stop():
             return False
@@ -263,7 +266,7 @@ def _take_turn(running: RunContext) -> None:
 
 
 def _wait_while_paused(running: RunContext) -> None:
-    """Open no round until a person lets the run go on or stops it; replies are kept for the next round."""
+    """Wait until a person resumes or stops the run, open no round, and defer replies to the next one."""
     made = f"{running.run_state.steps_made} of {counted(running.plan.run.rounds, 'round')}"
     running.pause()
     while (more := running.commands.paused()) is not None and not running.must_stop():
@@ -295,19 +298,19 @@ def listen(running: RunContext, wait_s: float) -> None:
     """Handle the arrivals of one poll while no round is driven, and keep replies for the next round."""
     for arrival in running.poll(wait_s):
         if isinstance(arrival, ReplyHeader):
-            _keep(running, arrival)
+            _defer_reply(running, arrival)
         elif isinstance(arrival, Failure):
             _fail(running, arrival.device, arrival.kind, arrival.text, arrival.assignment_id)
         elif isinstance(arrival, ClientDisconnected):
             if arrival.why == "revoked":
                 running.forget(arrival.device)
-            _gone(running, arrival.device, arrival.why)
+            _lose_disconnected(running, arrival.device, arrival.why)
     if running.elapsed >= running.reconnect_until_s:
         for device in running.run_state.ledger.busy - running.presence.hellos.keys():
-            _gone(running, device, "did not come back")
+            _lose_disconnected(running, device, "did not come back")
 
 
-def _keep(running: RunContext, header: ReplyHeader) -> None:
+def _defer_reply(running: RunContext, header: ReplyHeader) -> None:
     """Defer a reply to the next round; reject it and record the failure if no round may accept it."""
     run_state, device = running.run_state, header.update_id.device
     if header.update_id.run != running.run_id or run_state.ledger.is_decided(header.update_id):
@@ -327,7 +330,7 @@ def _fail(running: RunContext, device: str, kind: str, text: str, assignment_id:
         running.lose(device, kind, text, assignment_id)
 
 
-def _gone(running: RunContext, device: str, why: str) -> None:
+def _lose_disconnected(running: RunContext, device: str, why: str) -> None:
     """Give up a disconnected device's assignments of closed rounds, unless their late replies are already here.
 
     Its assignments of open rounds stay outstanding, because the device may reconnect before those rounds become

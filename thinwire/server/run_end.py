@@ -29,7 +29,7 @@ from thinwire.server.state.run_state import RunState
 from thinwire.server.tree_noise import erase_ended
 from thinwire.store import START_RUN, RunRow, Store
 
-GO_ON = "the same call or command goes on with it"
+HOW_TO_RESUME = "the same call or command goes on with it"
 UNOWNED_S = 60.0  # a run has its owner file within milliseconds of its row; runs of early versions have none
 
 
@@ -105,14 +105,14 @@ def end_abandoned(store: Store, home: AggregatorHome) -> None:
     for row in store.owned():
         if row.run_id in commanded:
             continue
-        with _dead(row, home) as process:
+        with _lock_if_dead(row, home) as process:
             if process and store.run(row.run_id).status == row.status:
-                _end_of_dead(store, home, row, process, row.run_id in stopped)
+                _record_death(store, home, row, process, row.run_id in stopped)
     erase_ended(store, home)
 
 
-def _end_of_dead(store: Store, home: AggregatorHome, row: RunRow, process: str, is_stopped: bool) -> None:
-    """Record what becomes of a run whose process has died; `process` names it."""
+def _record_death(store: Store, home: AggregatorHome, row: RunRow, process: str, is_stopped: bool) -> None:
+    """Record the end of a run whose process has died, or that it waits to be resumed; `process` names the process."""
     did, now = "simulated it" if row.source == "sim" else "was handing it over", time.time()
     if row.status == "preparing" or not home.simulation(row.run_id).exists():
         said = f"{process}, which {did}, ended first: nobody goes on with it"
@@ -120,13 +120,13 @@ def _end_of_dead(store: Store, home: AggregatorHome, row: RunRow, process: str, 
     elif is_stopped:  # the process that would have carried it out has died
         end = RunStatusChanged(now, "stopped", "stopped by a person after its process ended", 10)
         close_undriven(store, row.run_id, end)
-    elif row.status_text != (said := f"{process}, which {did}, ended; {GO_ON}"):
+    elif row.status_text != (said := f"{process}, which {did}, ended; {HOW_TO_RESUME}"):
         store.record(row.run_id, [RunStatusChanged(now, "waiting", said)])
 
 
 @contextlib.contextmanager
-def _dead(row: RunRow, home: AggregatorHome) -> Iterator[str | None]:
-    """Yield words for the process that owned the run if it has died, otherwise None; hold its lock meanwhile."""
+def _lock_if_dead(row: RunRow, home: AggregatorHome) -> Iterator[str | None]:
+    """Yield a name of the process that owned the run if it has died, otherwise None; hold the run's lock meanwhile."""
     path = home.owner(row.run_id)
     if not path.exists():
         yield "the process" if time.time() - row.created_at > UNOWNED_S else None
@@ -151,7 +151,7 @@ def _evaluate_last(running: RunContext) -> None:
     """
     version = running.run_state.version
     deadline = evaluation_deadline(running.run_state.slowest) + running.leases.others_busy_s(running.run_id)
-    headers = _measured_before(running)
+    headers = _evaluations_before_restart(running)
     answered = {header.update_id.device for header in headers}
     could = {*answered, *running.eligibility.able()}
     able = sorted(evaluators(running.plan, running.run_state.rounds_opened + 1, could) - answered)
@@ -180,7 +180,7 @@ def _evaluate_last(running: RunContext) -> None:
     running.fleet.ack([header.update_id for header in headers])
 
 
-def _measured_before(running: RunContext) -> list[ReplyHeader]:
+def _evaluations_before_restart(running: RunContext) -> list[ReplyHeader]:
     """Return the replies from before a restart to assignments that evaluate the last version."""
     found, revoked = list[ReplyHeader](), running.revoked()
     for assignment_id, header in list(running.deferred.items()):
@@ -194,7 +194,7 @@ def _measured_before(running: RunContext) -> list[ReplyHeader]:
     return found
 
 
-def dismiss(running: RunContext) -> None:
+def notify_connected(running: RunContext) -> None:
     """Notify all connected devices that the run is over, with the outcomes of their last updates.
 
     After a restart this includes the devices that reconnect in time. If the run never had a model, only the devices
@@ -210,8 +210,8 @@ def dismiss(running: RunContext) -> None:
             break
         wait_s = POLL_S
     here, begun = running.presence.devices, running.run_state.bases.model is not None
-    heard_of_it = here if begun else [device for device in here if device in running.run_state.first.times]
-    told = {device: running.run_state.ledger.outcomes.of(device, running.run_state.kept) for device in heard_of_it}
+    notified = here if begun else [device for device in here if device in running.run_state.first.times]
+    told = {device: running.run_state.ledger.outcomes.of(device, running.run_state.kept) for device in notified}
     notify(running.fleet, running.store.run(running.run_id), told)
 
 
@@ -235,7 +235,7 @@ def notify_undriven(fleet: Fleet, store: Store, row: RunRow, connected: Collecti
     """Notify the connected devices that take part in a run without a driver that it is over.
 
     No table has the devices of a run with Poisson sampling. Once it has begun, all connected devices are notified, as
-    in `dismiss`. So the notices do not tell who was sampled.
+    in `notify_connected`. So the notices do not tell who was sampled.
     """
     if is_sampled(row.plan):
         opened, _ = store.round_count(row.run_id)

@@ -274,7 +274,7 @@ class SecureRoundMachine(RoundMachine):
         self.closed = replace(super()._close(), detail=self.detail)
         return self.closed
 
-    def _take(self, event: Input, now: float) -> list[Action]:
+    def _apply(self, event: Input, now: float) -> list[Action]:
         match event:
             case PhaseMessage(device, phase, message):
                 return self._message(device, phase, message)
@@ -297,7 +297,7 @@ class SecureRoundMachine(RoundMachine):
                 return self._readmit(device)
             case DeviceDisconnected(device, "revoked") if device in self.vectors:
                 return self._revoke(device)
-        return super()._take(event, now)
+        return super()._apply(event, now)
 
     def _message(self, device: str, phase: str, message: bytes) -> list[Action]:
         if phase != self.secure.phase or device not in self.secure.outstanding:
@@ -348,7 +348,7 @@ class SecureRoundMachine(RoundMachine):
         self.dropped.append(update_id)
         return [RemoveVector(update_id), DropUpdate(update_id, "revoked")]
 
-    def _leave(self, device: str, why: str) -> list[Action]:
+    def _disconnect(self, device: str, why: str) -> list[Action]:
         return self._lose(device, self.assignments.get(device, ""), "offline", why)
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:

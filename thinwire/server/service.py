@@ -8,7 +8,7 @@ need of a run is an estimate: four bytes for each trained parameter, times the n
 that the aggregator holds at once. A run that does not fit stays in the queue, with the reason in its status, and runs
 behind it wait too: otherwise small runs would keep a large one out for ever. A run that is alone always begins, with a
 note if the estimate is above the limit, because nothing would ever make room for it. (submit refuses a model that no
-machine takes: `LARGEST`.)
+machine takes: `MAX_PARAMETERS`.)
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ BASE_BYTES = 64 * 2**20  # for a reply to an unknown assignment
 BYTES_A_PARAMETER = 8  # no codec sends more: an index of four bytes and a float32
 BYTES_A_PART = 160  # of a header: its name, its length, 64 hex digits
 BYTES_A_COUNTER = 32  # without its name: 20 digits and the JSON around them
-MANY = 100  # clients whose shares a header may hold in every secure run
-UNKNOWN = ReplyLimit(BASE_BYTES, identity=None)  # for assignments of unknown runs
+MIN_HEADER_CLIENTS = 100  # clients whose shares fit into a header of any secure run
+UNKNOWN_RUN_LIMIT = ReplyLimit(BASE_BYTES, identity=None)  # for assignments of unknown runs
 
 
 def limit_of(plan: RunPlan, layout: Layout, enrolled: int = 0) -> ReplyLimit:
@@ -78,7 +78,7 @@ def limit_of(plan: RunPlan, layout: Layout, enrolled: int = 0) -> ReplyLimit:
     if (secure := plan.secure).enabled:
         clients = plan.cohort.clients
         selected = math.ceil(clients * (1 + plan.cohort.over_select)) if isinstance(clients, int) else 2 * enrolled
-        header += 4 * max_bytes("share", max(selected, MANY), secure.post_quantum) // 3
+        header += 4 * max_bytes("share", max(selected, MIN_HEADER_CLIENTS), secure.post_quantum) // 3
     payload = BASE_BYTES + BYTES_A_PARAMETER * layout.size
     payload += FLOAT_BYTES * sum(tensor.size for tensor in float_buffers(layout))
     return ReplyLimit(payload, parts, len(counted), min(header, MAX_HEADER_BYTES))
@@ -105,7 +105,7 @@ class RunLimits:
             except NotFound:
                 row = None
             if row is None or row.run_id != run_id:
-                return UNKNOWN
+                return UNKNOWN_RUN_LIMIT
             enrolled = len(self._store.roster.rows())
             limit = limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout), enrolled)
             self._of[run_id] = replace(limit, identity=row.identity or None)  # a simulation has no identity
@@ -116,9 +116,11 @@ class RunLimits:
         return max((limit.header_bytes for limit in list(self._of.values())), default=FREE_HEADER_BYTES)
 
 
-SHARE: Final = 0.8  # of the memory that is available at the start
-SELF: Final = 4  # vectors of each run: the model, the sum, one decoded update, and a copy that is being written
-OPTIMIZERS: Final[Mapping[str, int]] = {"fedavg": 0, "fedavgm": 1, "fedadagrad": 1, "fedadam": 2, "fedyogi": 2}
+MEMORY_SHARE: Final = 0.8  # of the memory that is available at the start
+VECTORS_OF_A_RUN: Final = 4  # the model, the sum, one decoded update, and a copy that is being written
+OPTIMIZER_VECTORS: Final[Mapping[str, int]] = {
+    "fedavg": 0, "fedavgm": 1, "fedadagrad": 1, "fedadam": 2, "fedyogi": 2,
+}  # fmt: skip
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -127,7 +129,7 @@ def vectors_of(plan: RunPlan) -> int:
 
     An optimizer of another package counts as two.
     """
-    found = SELF + OPTIMIZERS.get(plan.server.optimizer, 2)
+    found = VECTORS_OF_A_RUN + OPTIMIZER_VECTORS.get(plan.server.optimizer, 2)
     found += 2 if plan.downlink.compressed else 0  # the replica, and the change that is encoded
     found += 1 if plan.has_client_state else 0  # the sum of what all devices have sent
     found += 3 if plan.secure.enabled else 0  # integers of 64 bits, and one masked vector
@@ -142,10 +144,10 @@ def memory_of(row: RunRow) -> int:
 
 def memory_limit(memory_mb: int | None) -> int:
     """Return the bytes that all runs may take: those of aggregator.toml, else a share of what is available now."""
-    return memory_mb * MB if memory_mb is not None else int(SHARE * available())
+    return memory_mb * MB if memory_mb is not None else int(MEMORY_SHARE * available_memory())
 
 
-def available(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     """Return the bytes of memory that this machine, or this process's control group, has available."""
     found = 2**62
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
@@ -232,9 +234,9 @@ class Service:
         postponed = partial(self.on_event, "")
         self.retention = None if keep_days is None else Retention(store, clock, keep_days, postponed)
         self.disk = FullDisk(store, clock, self.reserve, self.closing)
-        self.noted = RecordingFleet(self.fleet, store, clock, self.commands, self.home, self.on_event)
-        self.dispatcher = Dispatcher(self.noted, store, clock, self.leases, self._ended, self.disk)
-        undriven, self.noted.on_full = self.noted.undriven, self.disk.fill_up
+        self.recording_fleet = RecordingFleet(self.fleet, store, clock, self.commands, self.home, self.on_event)
+        self.dispatcher = Dispatcher(self.recording_fleet, store, clock, self.leases, self._ended, self.disk)
+        undriven, self.recording_fleet.on_full = self.recording_fleet.undriven, self.disk.pause_runs
         undriven.driven, undriven.presence = self.dispatcher.drivers, self.dispatcher.presence
         undriven.with_reserve = self.disk.with_reserve
 
@@ -248,7 +250,7 @@ class Service:
         with contextlib.closing(self.dispatcher), contextlib.closing(RunStarter(self.store, self.home)) as starter:
             while not self.closing():
                 try:
-                    self.disk.look()
+                    self.disk.check_space()
                     if self.disk.is_full:
                         self.dispatcher.receive(POLL_S)
                         continue
@@ -261,9 +263,9 @@ class Service:
                         self._admit()
                     self.dispatcher.step(POLL_S)
                 except NotWritten as error:
-                    self.disk.fill_up(error)
+                    self.disk.pause_runs(error)
             self.dispatcher.finish()
-        self.noted.write_noted()
+        self.recording_fleet.write_deliveries()
         return 0
 
     def closing(self) -> bool:
@@ -271,7 +273,7 @@ class Service:
         return self.ending.is_set() or self.commands.stop_service(self.disk.with_reserve)
 
     def _admit(self) -> None:
-        """Start the runs of the queue that may go on beside the others; the first that does not fit ends the look."""
+        """Start the runs of the queue that may run beside the others, up to the first that does not fit."""
         waiting = [row for row in self.store.run_queue() if row.run_id not in self.dispatcher.drivers]
         for row in waiting[: self.leases.startable_runs()]:
             going = [self.store.run(run_id) for run_id in self.dispatcher.drivers]
@@ -336,7 +338,7 @@ class Service:
         self.on_event(run_id, failed)
         delete_messages(store, self.home)
         self.dispatcher.receive(0.0)  # devices that registered before the end was recorded
-        notify_undriven(self.noted, store, store.run(run_id), self.dispatcher.presence.devices)
+        notify_undriven(self.recording_fleet, store, store.run(run_id), self.dispatcher.presence.devices)
 
 
 def not_resumed(run_id: str, error: UnreadableSettings) -> str:

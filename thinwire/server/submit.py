@@ -49,7 +49,7 @@ from thinwire.store import START_RUN, CommandRow, Store
 from thinwire.store.device_profiles import DeviceProfiles, update_bytes, work_key, workload
 from thinwire.store.task_layouts import known_task
 
-LARGEST = 200_000_000  # trained float32 on 24 GiB: the model, the sum, one update, and a copy that is being written
+MAX_PARAMETERS = 200_000_000  # trained float32 on 24 GiB: model, sum, one update, and a copy that is being written
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,15 @@ def submit(
     plan, layout = with_whole_id(store, plan), first.layout
     problems = plan.check(codecs)
     if not problems and source == "devices":
-        problems = plan.check(codecs, _measured(store, plan, transmitted_layout(algorithm_of(plan), layout)))
+        problems = plan.check(codecs, _times_of_connected(store, plan, transmitted_layout(algorithm_of(plan), layout)))
     if problems:
         raise as_error(problems)
     travels = transmitted_layout(algorithm_of(plan), layout)
     require_rules(plan, travels)
-    if travels.size > LARGEST:
+    if travels.size > MAX_PARAMETERS:
         raise PlanError(
             f"a model of {layout.size / 1e6:.0f} M trained parameters is more than this aggregator takes",
-            why=f"a round needs about {travels.size * 16 / GIB:.0f} GiB; the stated limit is {LARGEST / 1e6:.0f} M"
+            why=f"a round needs about {travels.size * 16 / GIB:.0f} GiB; the limit is {MAX_PARAMETERS / 1e6:.0f} M"
             + (", control variates included" if travels.control_from else ""),
             hint="train fewer of them (LoRA: freeze the base)",
         )
@@ -133,10 +133,8 @@ def first_model_of(layout: Layout) -> tuple[Vector, Vector]:
     return np.zeros(layout.size, np.float32), np.zeros(BufferMean(layout).layout.size, np.float32)
 
 
-def _measured(store: Store, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
-    """Return the best times of each connected device; none if one of them never did such work, as it may be
-    the fastest.
-    """
+def _times_of_connected(store: Store, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
+    """Return the least times of each connected device; {} if one was never measured, since it may be the fastest."""
     there = {info.row.name for info in store.devices() if info.online and info.row.state == "approved"}
     best = best_times(DeviceProfiles(store.measures()), plan, layout)
     return {name: best[name] for name in there} if there <= best.keys() else {}
@@ -269,12 +267,12 @@ def first_model(store: Store, home: AggregatorHome, plan: RunPlan) -> FirstModel
         zeros = np.zeros(buffer_layout(known.layout).size, np.float32)
         return FirstModel(known.layout, known.report, NO_VALUES, zeros)
     path = upload_path(home, init) if init.startswith(UPLOAD) else Path(init)
-    made = _of_file(path, known.layout, known.report)
+    made = _model_of_file(path, known.layout, known.report)
     require_counted_file(plan, path)
     return made
 
 
-def _of_file(path: Path, layout: Layout, report: TaskReport) -> FirstModel:
+def _model_of_file(path: Path, layout: Layout, report: TaskReport) -> FirstModel:
     """Return the model of a file, which must hold all averaged buffers: no task's code could make the others."""
     nothing = np.full(buffer_layout(layout).size, np.nan, np.float32)
     params, buffers, counters = read_model_file(path, layout, nothing)

@@ -235,7 +235,7 @@ def run_sim(
         def stop() -> StopCommand:
             if commands.answer_all("stop-run", run_id):
                 return "run"
-            return "after-round" if commands.keeps("stop-after-round", run_id) else None
+            return "after-round" if commands.was_commanded("stop-after-round", run_id) else None
 
         spool: FileSpool = kept.spool(run_id) if kept else HeldSpool(temporary / "spool")
         clock, turn_after = where_it_stood(store, spool, run_id)

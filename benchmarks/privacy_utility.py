@@ -56,7 +56,7 @@ from benchmarks.entry import run_in_folder
 from benchmarks.many_clients import CLIENTS
 from thinwire.aggregation.plan_codecs import lattice_of
 from thinwire.aggregation.private_lattice import PrivateSum
-from thinwire.aggregation.server_optimizers import stepped
+from thinwire.aggregation.server_optimizers import apply_optimizer
 from thinwire.core import Key, RunPlan
 from thinwire.core.types import SecureWork, State, Vector
 from thinwire.privacy.accounting import Release, noise_for
@@ -157,7 +157,9 @@ def central(plan: RunPlan, clients: int, size: int) -> tuple[Round, NoisePlan]:
         total = PrivateSum(size, clip, noise.scale, divisor, rng)
         for update in updates:
             total.add(update)
-        model, state = stepped(plan.server, model, total.release(lambda out: noise.sampler.fill(out, rng)), state)
+        model, state = apply_optimizer(
+            plan.server, model, total.release(lambda out: noise.sampler.fill(out, rng)), state
+        )
         return model
 
     return made, noise
@@ -176,7 +178,7 @@ def distributed(plan: RunPlan, clients: int, size: int) -> tuple[Round, NoisePla
         for update in updates:
             total += lattice.encode(update, 1, window, rotation, rng).lanes
         mean = lattice.decode_sum(total, clients, clients, window, rotation)
-        model, state = stepped(plan.server, model, mean, state)
+        model, state = apply_optimizer(plan.server, model, mean, state)
         return model
 
     return made, noise_plan(plan, lattice.padded, clients)

@@ -64,7 +64,7 @@ def test_the_residual_is_the_vector_minus_what_is_represented_rounded_once(
         represented = lattice.represented(points)
         assert np.isfinite(represented).all()
         assert (residual == x - represented).all()
-        lattice.take_back(points, residual)
+        lattice.restore(points, residual)
         assert np.abs(residual - x).max() <= 2.0**-22 * max(np.abs(x).max(), np.abs(represented).max())
 
 

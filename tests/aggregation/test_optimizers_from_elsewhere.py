@@ -13,7 +13,7 @@ import pytest
 from tests.support.codecs_elsewhere import install
 from tests.support.fork_server import run_forked
 from tests.support.processes import environment
-from thinwire.aggregation.server_optimizers import optimizers, server_optimizer, stepped
+from thinwire.aggregation.server_optimizers import apply_optimizer, optimizers, server_optimizer
 from thinwire.core.errors import CodecError
 from thinwire.core.plan_schema import ServerSection
 from thinwire.core.statedir import AggregatorHome
@@ -113,7 +113,7 @@ def test_a_step_that_gives_no_model_is_refused(
 ) -> None:
     monkeypatch.setitem(optimizers._named, "lion", lion(before, after))
     with pytest.raises(CodecError, match="the step of the server optimizer 'lion'") as refused:
-        stepped(ServerSection(optimizer="lion"), np.ones(3, np.float32), np.ones(3, np.float32), {})
+        apply_optimizer(ServerSection(optimizer="lion"), np.ones(3, np.float32), np.ones(3, np.float32), {})
     assert said in refused.value.why
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
-from thinwire.aggregation.control_variates import Scaffold, algorithm_of, followed, transmitted_layout
+from thinwire.aggregation.control_variates import Scaffold, algorithm_of, own_segments, transmitted_layout
 from thinwire.aggregation.downlink import write_model
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import parts_of
@@ -52,7 +52,7 @@ class Other(Aggregator):
         travels = transmitted_layout(algorithm, self.first.layout)
         payloads = dict(parts_of(body, header.parts))
         codec = parse(header.codec).bind(travels)
-        segments = followed(algorithm, travels)
+        segments = own_segments(algorithm, travels)
         return np.concatenate([codec.decode(payloads[f"frame/{s.index}"], s.index) for s in segments])
 
 
@@ -169,7 +169,7 @@ def test_after_all_began_again_a_device_is_corrected_when_it_counted_again(tmp_p
 def test_what_a_device_wants_is_its_own_gradient_by_whatever_it_was_corrected(common):
     scaffold, held, found = Scaffold(lr=0.25), np.array([1, 2], np.float32), np.array([0.5, 8], np.float32)
     change = np.float32(-0.25) * (found + scaffold.shift(held, common))
-    wanted = scaffold.wanted(held, common, change)
+    wanted = scaffold.next_own(held, common, change)
     assert wanted is not None
     assert wanted.tolist() == found.tolist()
 

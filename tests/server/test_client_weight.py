@@ -22,7 +22,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import ClientSelected, ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.types import ReplyHeader, UpdateId
-from thinwire.server.aggregator import caps_of, largest_a, require_a
+from thinwire.server.aggregator import caps_of, max_normaliser, require_normaliser
 from thinwire.server.model_store import Versions
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store.round_timing import turns
@@ -52,12 +52,12 @@ def test_no_honest_normaliser_is_refused(
     for step in range(steps):
         counted.step(lr * schedule.factor(step, steps))
         if counted.a > 0:
-            require_a(plan, header(steps=step + 1, a=counted.a), steps)
+            require_normaliser(plan, header(steps=step + 1, a=counted.a), steps)
 
 
 def test_more_than_the_steps_can_come_to_is_refused() -> None:
     sgd, momentum = plan_of(local={"lr": 1.0, "steps": 5}), plan_of(local={"lr": 1.0, "steps": 5, "momentum": 0.9})
-    require_a(momentum, header(a=largest_a(momentum, 5)), 5)
+    require_normaliser(momentum, header(a=max_normaliser(momentum, 5)), 5)
     adam = plan_of(local={"lr": 1.0, "optimizer": "adam"})
     feddyn = plan_of(run={"task": "toy", "algorithm": "feddyn"}, cohort={"late": "drop"})
     for plan, sent, assigned in (
@@ -66,7 +66,7 @@ def test_more_than_the_steps_can_come_to_is_refused() -> None:
         (momentum, header(a=15.1), 5), (adam, header(a=5.1), 0), (adam, header(a=0.0), 0), (feddyn, header(a=5.0), 0),
     ):  # fmt: skip
         with pytest.raises(BadPayload, match="an update"):
-            require_a(plan, sent, assigned)
+            require_normaliser(plan, sent, assigned)
 
 
 @pytest.mark.parametrize(

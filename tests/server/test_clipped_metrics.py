@@ -18,7 +18,17 @@ from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.serialization import MAX_METRICS, reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Assignment, Metrics, ReplyHeader, UpdateId
-from thinwire.server.evaluation import UNITS_SLACK, WIDTH, Robust, bounded, names_in, pooled, robust, too_few, units_of
+from thinwire.server.evaluation import (
+    CLIP_FACTOR,
+    UNITS_SLACK,
+    Robust,
+    bounded,
+    names_in,
+    pooled,
+    robust,
+    too_few,
+    units_of,
+)
 from thinwire.server.state.model_history import Measured
 
 
@@ -43,7 +53,7 @@ def test_one_lie_moves_the_mean_no_farther_than_honest_clients_differ(lie: float
     honest = [0.50, 0.51, 0.49, 0.52, 0.48]
     found = robust(replies([*honest, lie]), {})
     assert found.clipped == {"5": ["m"]}
-    assert abs(found.means["m"] - fmean(honest)) < WIDTH * 0.04
+    assert abs(found.means["m"] - fmean(honest)) < CLIP_FACTOR * 0.04
 
 
 def test_of_six_clients_two_that_agree_do_not_decide() -> None:
@@ -53,7 +63,7 @@ def test_of_six_clients_two_that_agree_do_not_decide() -> None:
 
 def test_a_count_moves_no_median_and_weighs_at_most_ten_usual_ones() -> None:
     found = robust(replies([0.50, 0.51, 0.49, 0.9], [10, 10, 10, 1e90]), {})
-    assert found.means["m"] <= 0.51 + WIDTH * 0.01 + 1e-9
+    assert found.means["m"] <= 0.51 + CLIP_FACTOR * 0.01 + 1e-9
     alone = robust(replies([0.5, 0.5, 0.5], [10, 10, 1e90]), {})
     assert alone.clipped == {"2": ["m"]}
     assert alone.means["m"] == pytest.approx(0.5)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.server.test_crash_anywhere import PLAN, World
 from tests.support.crashes import LAYOUT, Fate, Outcome, change, killed
-from thinwire.aggregation.control_variates import algorithm_of, followed, transmitted_layout
+from thinwire.aggregation.control_variates import algorithm_of, own_segments, transmitted_layout
 from thinwire.compression import parse
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
@@ -42,7 +42,7 @@ def sent(plan: RunPlan, assigned: str) -> Vector:
     travels, name = transmitted_layout(algorithm, LAYOUT), assigned.rsplit(".", 1)[1]
     codec, key = parse(plan.uplink.codec).bind(travels), derive(Key(0), name, within_run(assigned))
     drawn, made = change(name, travels.size, _Assigned(int(assigned.split(".")[-2]))), list[Vector]()  # type: ignore[arg-type]  # a round is all it takes
-    for s in followed(algorithm, travels):
+    for s in own_segments(algorithm, travels):
         payload = codec.encode(drawn[s.span].copy(), codec.init(s.index), key, s.index).payload
         made.append(codec.decode(payload, s.index))
     return np.concatenate(made)

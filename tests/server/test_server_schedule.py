@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.server_bench import LAYOUT, Bench, drive_through, killed, scripted
 from thinwire.aggregation import codecs
-from thinwire.aggregation.server_optimizers import lr_factor, server_at, server_rate
+from thinwire.aggregation.server_optimizers import lr_factor, server_rate, server_section_at
 from thinwire.client.train.schedule import Schedule
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored
@@ -38,9 +38,9 @@ def test_the_rate_of_each_step_follows_the_schedule() -> None:
     falls = plan(lr=2.0, schedule="linear", lr_end=0.5)
     assert [server_rate(falls, made) for made in range(4)] == [1.875, 1.625, 1.375, 1.125]
     rises = plan(lr_warmup=0.5)
-    assert [server_at(rises, made).lr for made in range(4)] == [0.25, 0.75, 1.0, 1.0]
+    assert [server_section_at(rises, made).lr for made in range(4)] == [0.25, 0.75, 1.0, 1.0]
     constant = plan(lr=3.0)
-    assert server_at(constant, 3) is constant.server
+    assert server_section_at(constant, 3) is constant.server
 
 
 def test_a_schedule_that_does_nothing_or_hurts_is_refused() -> None:

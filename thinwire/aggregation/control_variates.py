@@ -1,9 +1,9 @@
 """Algorithms for clients with different data: SCAFFOLD and FedDyn, which correct gradients by control variates.
 
-Device i keeps own_i, the sum of its updates of one vector without those that were dropped. The aggregator keeps
-`common`, the mean of own_i over all devices that ever counted, by their weights. The same decoded frames move own_i and
-`common`. So the corrections of all devices sum to the paper's value, whatever codec the frames use. A device that is
-not in the mean yet is not corrected by it.
+Device i keeps own_i, the sum of its updates of one vector, without dropped updates. The aggregator keeps `common`, the
+weighted mean of own_i over all devices that ever counted. Device and aggregator add the same decoded frames. So the
+corrections of all devices sum to the paper's value, whatever codec the frames use. A device that is not in the mean yet
+gets no correction.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Algorithm(Protocol):
     """The device's correction and the server's step. Vectors are flat float32 of the model's size and are only read."""
 
     @property
-    def control(self) -> bool:
-        """Return True if own_i is of a vector that travels behind the model, both ways.
+    def has_control_variate(self) -> bool:
+        """Return True if a control variate follows the model in updates and on the downlink, and own_i is its sum.
 
-        Otherwise own_i is of the model's own frames, and `common` stays with the aggregator: devices receive none.
+        Otherwise own_i is the sum of the model's own updates, and `common` stays on the aggregator.
         """
 
     @property
@@ -37,8 +37,8 @@ class Algorithm(Protocol):
         """Return the weight of a proximal term in the loss, as FedProx's mu."""
 
     @property
-    def whole(self) -> bool:
-        """Return True if changes are sent and averaged as they are, not divided by the number of their steps."""
+    def sends_undivided(self) -> bool:
+        """Return True if devices send updates that are not divided by the normaliser of their steps."""
 
     def shift(self, own: Vector, common: Vector | None) -> Vector:
         """Return the vector that is added to the gradient at every local step.
@@ -46,8 +46,8 @@ class Algorithm(Protocol):
         `common` is None if none came, or if own_i is not in it yet.
         """
 
-    def wanted(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
-        """Return the new value of own_i after `change`, or None if own_i follows the model's frames.
+    def next_own(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
+        """Return the value of own_i after `change`, or None if own_i is the sum of the model's frames.
 
         `change` is divided by its normaliser; it was made with the `shift` of these two vectors.
         """
@@ -69,12 +69,12 @@ def algorithm_of(plan: RunPlan) -> Algorithm | None:
 
 def transmitted_layout(algorithm: Algorithm | None, layout: Layout) -> Layout:
     """Return the layout of all that is sent for a model of `layout`: the model, then a control variate if any."""
-    return layout.with_control if algorithm is not None and algorithm.control else layout
+    return layout.with_control if algorithm is not None and algorithm.has_control_variate else layout
 
 
-def followed(algorithm: Algorithm, travels: Layout) -> tuple[Segment, ...]:
+def own_segments(algorithm: Algorithm, travels: Layout) -> tuple[Segment, ...]:
     """Return the segments of `travels` whose decoded frames sum to own_i."""
-    return travels.control_segments if algorithm.control else travels.segments
+    return travels.control_segments if algorithm.has_control_variate else travels.segments
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,22 @@ class Scaffold:
     never selected count as zeros. Here c is the mean of the devices that counted: g + c would be about two gradients, a
     step of twice the length. Either way the corrections of all devices, by their weights, sum to zero.
 
-    Invariant: a change of -lr (g + shift) makes `wanted` g, whatever the shift was.
+    Invariant: a change of -lr (g + shift) makes `next_own` g, whatever the shift was.
 
-    >>> Scaffold(lr=0.5).wanted(np.float32([1]), np.float32([3]), np.float32([-2]))
+    >>> Scaffold(lr=0.5).next_own(np.float32([1]), np.float32([3]), np.float32([-2]))
     array([2.], dtype=float32)
     """
 
     lr: float
-    control: bool = True
+    has_control_variate: bool = True
     prox: float = 0.0
-    whole: bool = False
+    sends_undivided: bool = False
 
     def shift(self, own: Vector, common: Vector | None) -> Vector:
         """Return c - c_i, or zeros if c_i is not in c yet."""
         return np.zeros_like(own) if common is None else common - own
 
-    def wanted(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
+    def next_own(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
         """Return c_i+, the mean of the device's gradients."""
         made: Vector = change * np.float32(-1.0 / self.lr)
         if common is not None:
@@ -143,8 +143,8 @@ class FedDyn:
     """
 
     alpha: float
-    control: bool = False
-    whole: bool = True
+    has_control_variate: bool = False
+    sends_undivided: bool = True
 
     @property
     def prox(self) -> float:
@@ -156,8 +156,8 @@ class FedDyn:
         del common
         return own * np.float32(self.alpha)
 
-    def wanted(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
-        """Return None: own_i follows the model's frames."""
+    def next_own(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
+        """Return None: own_i is the sum of the model's frames."""
         del own, common, change
         return None
 
@@ -186,16 +186,16 @@ class Weights:
         return self.known.get(device) or self.new.get(device) or examples
 
     def count(self, device: str, examples: int) -> None:
-        """Note that the device counts in this round."""
+        """Record that the device counts in this round."""
         self.new.setdefault(device, self.of(device, examples))
 
     @property
-    def before(self) -> int:
-        """Return the sum of the weights of earlier rounds; 0 if all devices start again."""
+    def earlier_sum(self) -> int:
+        """Return the sum of the weights that earlier rounds counted; 0 if all devices start again."""
         return sum(self.known.values())
 
     @property
-    def everyone(self) -> int:
+    def total_sum(self) -> int:
         """Return the sum of all weights, including the devices that are new in this round."""
         return sum({**self.known, **self.new}.values())
 
@@ -203,7 +203,9 @@ class Weights:
 COMMON = "common"  # name in a model's state
 
 
-def moved_on(algorithm: Algorithm, travels: Layout, held: Vector | None, tally: WeightedMean, by: Weights) -> Vector:
+def next_common(
+    algorithm: Algorithm, travels: Layout, common: Vector | None, tally: WeightedMean, by: Weights
+) -> Vector:
     """Return the new mean of the vectors that all devices keep under SCAFFOLD or FedDyn; the sum is not changed.
 
         common' = (W common + sum of w_i q_i) / W'
@@ -218,22 +220,22 @@ def moved_on(algorithm: Algorithm, travels: Layout, held: Vector | None, tally: 
     Under SCAFFOLD the mean follows the model, in the version's file and on the downlink. Under FedDyn it is in
     the version's state, which never leaves the aggregator.
     """
-    start = followed(algorithm, travels)[0].start
-    made: Vector = tally.total[start:] * np.float32(1.0 / by.everyone)
-    if held is not None and by.before:
-        made += held * np.float32(by.before / by.everyone)
+    start = own_segments(algorithm, travels)[0].start
+    made: Vector = tally.total[start:] * np.float32(1.0 / by.total_sum)
+    if common is not None and by.earlier_sum:
+        made += common * np.float32(by.earlier_sum / by.total_sum)
     return made
 
 
-def mean_held(algorithm: Algorithm, travels: Layout, params: Vector, state: State) -> Vector | None:
+def common_at(algorithm: Algorithm, travels: Layout, params: Vector, state: State) -> Vector | None:
     """Return the mean over all devices at a model version, or None before any device counted."""
-    return params[travels.model_size :] if algorithm.control else state.get(COMMON)
+    return params[travels.model_size :] if algorithm.has_control_variate else state.get(COMMON)
 
 
 SHARES = "shares"  # name in a model's state
 
 
-def moved_by(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vector, State]:
+def ef21_change(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vector, State]:
     """Return EF21's change over all devices, and its new sum; the memory of `tally` is donated.
 
     Each device's reference g_i is the sum of its decoded updates, so S = sum w_i g_i is the weighted sum of all
@@ -248,6 +250,6 @@ def moved_by(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vecto
     not count. This costs the other devices as much as a first round, and keeps nothing of the revoked device.
     """
     total = tally.total
-    if SHARES in state and weights.before:  # without known devices all start again from zero
+    if SHARES in state and weights.earlier_sum:  # without known devices all start again from zero
         total += state[SHARES]
-    return total * np.float32(tally.normaliser / tally.examples / weights.everyone), {SHARES: total}
+    return total * np.float32(tally.normaliser / tally.examples / weights.total_sum), {SHARES: total}

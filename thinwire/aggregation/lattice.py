@@ -247,8 +247,8 @@ class Lattice:
         self._add(points.lanes, points.window, points.rotation, self._unit(points.weight), False, into)
         return into
 
-    def take_back(self, points: Points, x: Vector) -> None:
-        """Add what these points represent to x, for example to the residual of an update that is in no sum."""
+    def restore(self, points: Points, x: Vector) -> None:
+        """Add what these points represent to x: the residual gets back an update that no sum has."""
         require_writable(x, self.terms.size)
         self._add(points.lanes, points.window, points.rotation, self._unit(points.weight), True, x)
 

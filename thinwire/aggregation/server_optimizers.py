@@ -83,7 +83,7 @@ class FedAvgM(ServerOptimizer):
     momentum: float = 0.9
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
-        velocity = _held(state, MOMENTUM, params, 0.0)
+        velocity = _state_or_default(state, MOMENTUM, params, 0.0)
         rate, kept = np.float32(self.lr), np.float32(self.momentum)
         for start, stop in blocks(params.size):
             here = velocity[start:stop]
@@ -112,7 +112,10 @@ class FedAdam(ServerOptimizer):
     tau: float = 1e-3
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
-        first, second = _held(state, MOMENTUM, params, 0.0), _held(state, SECOND, params, self.tau**2)
+        first, second = (
+            _state_or_default(state, MOMENTUM, params, 0.0),
+            _state_or_default(state, SECOND, params, self.tau**2),
+        )
         rate, kept, tau = np.float32(self.lr), np.float32(self.momentum), np.float32(self.tau)
         with np.errstate(over="ignore"):
             for start, stop in blocks(params.size):
@@ -163,7 +166,7 @@ class FedAdagrad(FedAdam):
         return v + square
 
 
-def _held(state: State, name: str, like: Vector, begin: float) -> Vector:
+def _state_or_default(state: State, name: str, like: Vector, begin: float) -> Vector:
     return state[name] if name in state else np.full_like(like, begin)
 
 
@@ -221,25 +224,25 @@ def server_rate(plan: RunPlan, steps_made: int) -> float:
     return server.lr * lr_factor(server.schedule, server.lr_warmup, server.lr_end, position)
 
 
-def server_at(plan: RunPlan, steps_made: int) -> ServerSection:
+def server_section_at(plan: RunPlan, steps_made: int) -> ServerSection:
     """Return `[server]` with the learning rate of the next step as its `lr`."""
     return plan.server.model_copy(update={"lr": server_rate(plan, steps_made)}) if plan.server.moves else plan.server
 
 
-def stepped(server: ServerSection, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
-    """Return the next model and state by the plan's optimizer.
+def apply_optimizer(server: ServerSection, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+    """Apply the plan's optimizer, and return the next model and state.
 
     Raise CodecError if an optimizer of another package returns anything but a model and a state.
     """
     size = params.size
     given = server_optimizer(server).step(params, change, state)
-    if wrong := _wrong(given, size):
+    if wrong := _problem_with(given, size):
         raise CodecError(f"the step of the server optimizer {server.optimizer!r}", why=wrong, hint=CONTRACT)
     return given
 
 
-def _wrong(given: Any, size: int) -> str:
-    """Return the reason why the result of a step is invalid, or an empty string."""
+def _problem_with(given: Any, size: int) -> str:
+    """Return why the result of a step is not valid; "" if it is."""
     if not (isinstance(given, tuple) and len(given) == 2):
         return f"it gave {type(given).__name__}, not (params, state)"
     params, state = given

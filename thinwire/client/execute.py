@@ -243,7 +243,7 @@ def _with_training(
     if done.loss[1]:
         metrics["train/loss"] = done.loss
     algorithm = algorithm_of(job.plan)
-    whole = job.plan.is_protected or (algorithm is not None and algorithm.whole)
+    whole = job.plan.is_protected or (algorithm is not None and algorithm.sends_undivided)
     return replace(
         header, metrics=metrics, examples=done.examples, steps=done.steps, a=1.0 if whole else done.a,
         norm=payload.norm(change), lost=model.begin.lost,

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from thinwire.aggregation.control_variates import algorithm_of, followed, transmitted_layout
+from thinwire.aggregation.control_variates import algorithm_of, own_segments, transmitted_layout
 from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.client import payload
 from thinwire.client.errors import CannotReply
@@ -216,7 +216,7 @@ class OutcomeHandler:
                 state = replace(state, residual=residual)
             if algorithm is not None:
                 state = replace(
-                    state, own=self._add_decoded(entry, travels, followed(algorithm, travels), state.own, -1.0)
+                    state, own=self._add_decoded(entry, travels, own_segments(algorithm, travels), state.own, -1.0)
                 )
         except (OSError, BadPayload) as error:
             if self.plan.has_client_state:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation import encode_buffers, float_buffers
-from thinwire.aggregation.control_variates import Algorithm, algorithm_of, followed, transmitted_layout
+from thinwire.aggregation.control_variates import Algorithm, algorithm_of, own_segments, transmitted_layout
 from thinwire.aggregation.downlink import FULL, ModelReplica, is_number
 from thinwire.aggregation.mean import buffer_codec
 from thinwire.aggregation.plan_codecs import encoder, keeps_residual
@@ -293,7 +293,7 @@ class ControlVariate:
         is not in it gets no `common`, because the mean may contain revoked devices.
         """
         own = np.zeros(layout.model_size, np.float32) if own is None else own
-        given = algorithm.control and counted
+        given = algorithm.has_control_variate and counted
         return cls(algorithm, layout, own, params[layout.model_size :] if given else None)
 
     @property
@@ -306,7 +306,7 @@ class ControlVariate:
 
         `change` is the raw update divided by its normaliser.
         """
-        if (wanted := self.algorithm.wanted(self.own, self.common, change)) is None:
+        if (wanted := self.algorithm.next_own(self.own, self.common, change)) is None:
             return []
         wanted -= self.own
         codec, start = inside(parse(spec), self.layout), self.layout.model_size
@@ -317,7 +317,11 @@ class ControlVariate:
 
     def moved(self, frames: list[Payload], spec: str) -> Vector:
         """Return `own` after an update with these frames."""
-        made, segments, codec = self.own.copy(), followed(self.algorithm, self.layout), parse(spec).bind(self.layout)
+        made, segments, codec = (
+            self.own.copy(),
+            own_segments(self.algorithm, self.layout),
+            parse(spec).bind(self.layout),
+        )
         start = segments[0].start
         for s in segments:
             codec.decode_add(frames[s.index], 1.0, made[s.start - start : s.stop - start], segment=s.index)

@@ -9,8 +9,8 @@ normaliser of 10^9 would thus change the model a million times too far, in the d
 normaliser is bounded by the steps, and the weight of each client by its caps.
 
 Invariants: updates are added in the order of the journal, one at a time. Therefore a resumed round gives the same bits.
-No honest device's normaliser is above `largest_a` of its steps. A learning rate that a schedule lowers and the mu of
-FedProx only make the normaliser smaller.
+No honest device's normaliser is above `max_normaliser` of its steps. A learning rate that a schedule lowers and the mu
+of FedProx only make the normaliser smaller.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from thinwire.aggregation.control_variates import (
     SHARES,
     Weights,
     algorithm_of,
-    mean_held,
-    moved_by,
-    moved_on,
+    common_at,
+    ef21_change,
+    next_common,
 )
 from thinwire.aggregation.mean import Frames
-from thinwire.aggregation.server_optimizers import server_at, stepped
+from thinwire.aggregation.server_optimizers import apply_optimizer, server_section_at
 from thinwire.compression import BoundCodec, parse
 from thinwire.compression.native import planned_threads
 from thinwire.compression.vector_ops import bucket_sums, in_order
@@ -47,35 +47,35 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import ServerSection
 from thinwire.core.types import Metrics, ReplyHeader, State, Vector
 
-ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula
-FEWEST = 3  # clients from which on a median is meaningful
+NORMALISER_TOLERANCE = 1e-6  # relative: devices add up a normaliser step by step, this module has one formula
+MIN_CLIENTS_FOR_MEDIAN = 3  # the median of fewer clients limits nobody
 
 
-def largest_a(plan: RunPlan, steps: int) -> float:
+def max_normaliser(plan: RunPlan, steps: int) -> float:
     """Return the largest normaliser of so many steps at the plan's learning rate; 1 without a count of steps.
 
     A task's own `train()` may count no steps.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nmomentum=0.9')
-    >>> round(largest_a(plan, 2), 9), largest_a(plan, 0)
+    >>> round(max_normaliser(plan, 2), 9), max_normaliser(plan, 0)
     (2.9, 1.0)
     """
     algorithm = algorithm_of(plan)
-    if not steps or (algorithm is not None and algorithm.whole):
+    if not steps or (algorithm is not None and algorithm.sends_undivided):
         return 1.0
     m = plan.local.momentum if plan.local.optimizer == "sgd" else 0.0
     return float((steps - m * (1.0 - m**steps) / (1.0 - m)) / (1.0 - m))
 
 
-def require_a(plan: RunPlan, header: ReplyHeader, assigned: int) -> None:
+def require_normaliser(plan: RunPlan, header: ReplyHeader, assigned: int) -> None:
     """Raise `BadPayload` for more steps than were assigned, or for a larger normaliser than the steps can have.
 
     `assigned` = 0 means that the plan leaves the number of steps to the device.
     """
     if assigned and header.steps > assigned:
         raise BadPayload(f"an update of {header.steps} steps", why=f"{assigned} were assigned")
-    most = largest_a(plan, header.steps)
-    if not 0 < header.a <= most * (1 + ROUNDING):
+    most = max_normaliser(plan, header.steps)
+    if not 0 < header.a <= most * (1 + NORMALISER_TOLERANCE):
         raise BadPayload(f"an update with a = {header.a:g}", why=f"{header.steps} steps come to at most {most:g}")
 
 
@@ -92,7 +92,7 @@ class WeightCaps:
     median_examples: float = 0.0
     median_a: float = 0.0
 
-    def counted(self, header: ReplyHeader) -> ReplyHeader:
+    def limited(self, header: ReplyHeader) -> ReplyHeader:
         """Return the reply's header with its examples and normaliser limited to the caps."""
         if header.examples <= self.examples and header.a <= self.a:
             return header
@@ -103,7 +103,7 @@ class WeightCaps:
 
         `by_examples` is True if its examples are its weight.
         """
-        capped, own = Capped(), self.counted(header)
+        capped, own = Capped(), self.limited(header)
         if by_examples and own.examples < header.examples:
             capped |= {"examples": header.examples, "counted": own.examples, "median": self.median_examples}
         if own.a < header.a:
@@ -117,7 +117,7 @@ def caps_of(plan: RunPlan, headers: Sequence[ReplyHeader]) -> WeightCaps:
     If the plan counts passes, the number of steps depends on the device's own data, so its normaliser has a cap too.
     """
     most = plan.cohort.max_weight
-    if most == "none" or len({header.update_id.device for header in headers}) < FEWEST:
+    if most == "none" or len({header.update_id.device for header in headers}) < MIN_CLIENTS_FOR_MEDIAN:
         return WeightCaps()
     examples, a = median(header.examples for header in headers), median(header.a for header in headers)
     by_passes = plan.local.steps is None
@@ -149,14 +149,14 @@ MAX_VALUE = 2.0**96  # of a model: codecs keep their invariants up to 2^100; the
 MAX_MEAN = 2.0**60
 
 
-def largest(values: Vector) -> float:
+def max_magnitude(values: Vector) -> float:
     """Return the largest magnitude of the values; NaN if one value is NaN, 0 if there are none."""
     return float(max(values.max(), -values.min())) if values.size else 0.0
 
 
 def require_values(params: Vector) -> None:
     """Raise `TaskError` if a model's values are not finite, or larger than codecs and sums can take."""
-    if not (magnitude := largest(params)) <= MAX_VALUE:
+    if not (magnitude := max_magnitude(params)) <= MAX_VALUE:
         raise TaskError(
             f"the first model holds {magnitude:g}",
             why=f"its values are finite and at most {MAX_VALUE:g}",
@@ -202,8 +202,8 @@ class RoundAggregator:
     Invariant: an update is added completely or not at all.
     """
 
-    steps_in_thread = False  # True: a step takes so long that other runs must go on meanwhile
-    metrics: Metrics = {}  # of a sum under masks, whose updates have none  # noqa: RUF012  # never changed
+    steps_in_thread = False  # True: a step takes so long that other runs must be able to work meanwhile
+    metrics: Metrics = {}  # the metrics of a masked sum, whose updates have none  # noqa: RUF012  # never changed
 
     def __init__(self, plan: RunPlan, layout: Layout, codec: str, config: SumConfig = SumConfig()) -> None:  # frozen
         """Start an empty sum of updates in this codec, unless `config` names another one for a reply."""
@@ -232,8 +232,8 @@ class RoundAggregator:
             raise BadPayload(
                 f"an update of {header.examples} examples with a = {header.a}", why="both must be positive"
             )
-        require_a(self.plan, header, self.config.steps_of(header))
-        header = self.caps.counted(header)
+        require_normaliser(self.plan, header, self.config.steps_of(header))
+        header = self.caps.limited(header)
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
             self.buffers.check(statistics)
@@ -254,7 +254,7 @@ class RoundAggregator:
     def _add_frames(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
         """Add the frames of an update that was checked but for them."""
         self.changes.codec = self._codec(header)
-        self.changes.fold(frames, *self._counting(header, discount))
+        self.changes.fold(frames, *self._weighting(header, discount))
 
     def _norm(self, header: ReplyHeader, frames: Frames) -> float:
         """Return the norm of an update, of its decoded values."""
@@ -263,7 +263,7 @@ class RoundAggregator:
             squares += in_order(bucket_sums(codec.decode(payload, segment.index), 2))
         return math.sqrt(squares)
 
-    def _counting(self, header: ReplyHeader, discount: float) -> tuple[int, float, float]:
+    def _weighting(self, header: ReplyHeader, discount: float) -> tuple[int, float, float]:
         """Return the examples, the discount and the normaliser a with which an update counts.
 
         If updates count alike, the mean of n is 1/n of the sum of discount * a * d.
@@ -324,7 +324,7 @@ class RoundAggregator:
 
     def fits(self) -> bool:
         """Return True if a model can be made of the sum so far; False if the sum is too large or has a NaN."""
-        return largest(self.changes.total) <= MAX_MEAN * self.changes.examples
+        return max_magnitude(self.changes.total) <= MAX_MEAN * self.changes.examples
 
     def step(self, model: Model, steps_made: int = 0) -> None:
         """Move the model by the aggregated updates, of which there must be one; `model.params` is overwritten.
@@ -335,8 +335,8 @@ class RoundAggregator:
         with np.errstate(over="ignore", invalid="ignore"):  # values beyond the largest one are clipped to it
             change, kept = self._change(model)
             assert change is not None, "a step is made of one update at least"
-            self._move(model, change, kept, server_at(self.plan, steps_made))
-        if math.isnan(magnitude := largest(model.params)):
+            self._move(model, change, kept, server_section_at(self.plan, steps_made))
+        if math.isnan(magnitude := max_magnitude(model.params)):
             raise CodecError(
                 f"the step of the server optimizer {self.plan.server.optimizer!r} gives NaN",
                 why="the model and the mean change that it was given are finite",
@@ -351,11 +351,11 @@ class RoundAggregator:
     def _move(self, model: Model, change: Vector, kept: State, server: ServerSection) -> None:
         """Apply the server optimizer's step to the model, and keep the state over all devices."""
         own = {name: array for name, array in model.state.items() if name not in (SHARES, COMMON)}
-        if self.algorithm is not None and self.algorithm.control:
-            moved, own = stepped(server, model.params[: change.size], change, own)
+        if self.algorithm is not None and self.algorithm.has_control_variate:
+            moved, own = apply_optimizer(server, model.params[: change.size], change, own)
             model.params = np.concatenate([moved, kept.pop(COMMON)])
         else:
-            model.params, own = stepped(server, model.params, change, own)
+            model.params, own = apply_optimizer(server, model.params, change, own)
         model.state = {**own, **kept}
 
     def _change(self, model: Model) -> tuple[Vector | None, State]:
@@ -363,9 +363,9 @@ class RoundAggregator:
         if self.weights is None or not self.changes.count:
             return self.changes.close(), {}
         if self.algorithm is None:
-            return moved_by(self.changes, model.state, self.weights)
-        before = mean_held(self.algorithm, self.layout, model.params, model.state)
-        common = moved_on(self.algorithm, self.layout, before, self.changes, self.weights)
+            return ef21_change(self.changes, model.state, self.weights)
+        before = common_at(self.algorithm, self.layout, model.params, model.state)
+        common = next_common(self.algorithm, self.layout, before, self.changes, self.weights)
         change = self.changes.close()
         assert change is not None
         return self.algorithm.step(change[: self.layout.model_size], common), {COMMON: common}

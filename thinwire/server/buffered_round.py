@@ -29,7 +29,7 @@ from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, UpdateId, assignment_id_of
 from thinwire.server.context import RunContext
-from thinwire.server.evaluation import settled
+from thinwire.server.evaluation import final_evaluations
 from thinwire.server.policy.assignment_terms import Deadline
 from thinwire.server.policy.cohort import Cohort, select_for_buffer
 from thinwire.server.round import RoundMachine
@@ -270,7 +270,7 @@ class BufferedMode(RoundMode):
         self, running: RunContext, opened: RoundOpened, in_time: Sequence[ReplyHeader], now: float
     ) -> list[Evaluated]:
         """Return the evaluations of all versions that no device evaluates any more."""
-        return settled(running, now)
+        return final_evaluations(running, now)
 
     def defer(self, running: RunContext, header: ReplyHeader) -> None:
         """Keep a reply for the next buffer, which frees its device."""
@@ -279,7 +279,7 @@ class BufferedMode(RoundMode):
     def cancel_remaining(self, running: RunContext) -> None:
         """Cancel all assignments after the last buffer, and record the evaluations that are final now."""
         running.fleet.cancel([assigned.assignment_id for assigned in running.run_state.ledger.oldest()])
-        running.record(*settled(running, running.clock.wall(), over=True))
+        running.record(*final_evaluations(running, running.clock.wall(), over=True))
 
 
 def notes(plan: RunPlan, able: int) -> list[Reason]:

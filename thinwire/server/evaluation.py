@@ -55,7 +55,7 @@ def evaluation(
     return replace(event, **_bytes(running, headers)) if event else None
 
 
-def of_each(event: Evaluated, headers: Iterable[ReplyHeader]) -> dict[str, dict[str, float]]:
+def metrics_by_client(event: Evaluated, headers: Iterable[ReplyHeader]) -> dict[str, dict[str, float]]:
     """Return client -> its own values of the metrics of an evaluation."""
     names = {MEASURED + name: name for name in event.metrics}
     return {
@@ -79,7 +79,7 @@ def summed_evaluation(running: RunContext, version: int, metrics: Metrics, clien
     return Evaluated(now, made_by, version, found, {}, total, clients, best=best, reached=reached)
 
 
-def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluated]:
+def final_evaluations(running: RunContext, now: float, over: bool = False) -> list[Evaluated]:
     """Return the final evaluations of versions that no device evaluates any more, in the order of versions.
 
     In a buffered run the evaluations of one version arrive in several buffers. A version therefore waits for earlier
@@ -142,7 +142,7 @@ def _pooled(
     told = {reply.update_id: reply.histograms for reply in measured if reply.histograms}
     whole = pooled_scores(told, most) if told else PooledScores()
     said = [reply.metrics for reply in measured]
-    ranges, most_said = spread(said, MEASURED), _most(said)
+    ranges, most_said = spread(said, MEASURED), _largest_count(said)
     measured = [_without(reply, whole.plain) for reply in measured]
     units = {n: unit for n, unit in units_of(measured, scores.examples).items() if n not in scores.units}
     said = [reply.metrics for reply in measured]
@@ -169,7 +169,7 @@ def _pooled(
     )  # fmt: skip
 
 
-def _most(all_metrics: Iterable[Metrics]) -> float:
+def _largest_count(all_metrics: Iterable[Metrics]) -> float:
     """Return the largest count of a metric of an evaluation."""
     counts = (n for found in all_metrics for name, (_, n) in found.items() if name.startswith(MEASURED))
     return max(counts, default=0.0)
@@ -194,9 +194,9 @@ def _bytes(running: RunContext, headers: list[ReplyHeader]) -> dict[str, Any]:
     return found
 
 
-TWO_FROM = 6  # clients: enough to leave out the two farthest ones
-WIDTH = 5.0  # times d
-LEAST_WIDTH = 0.05  # of the median: d is 0 if all but a few clients agree
+MIN_CLIENTS_FOR_TWO = 6  # clients from which on the two farthest are left out
+CLIP_FACTOR = 5.0  # of d, in w
+MIN_CLIP_SHARE = 0.05  # of |m|, in w: d is 0 if all but a few clients agree
 MAX_WEIGHT = 10.0  # times the median count, unless the plan sets max_weight
 MAX_UNITS = 2.0**20  # of one example, until FEWEST clients showed their counts: the pixels of a large image
 MAX_COUNT = 2.0**53  # largest count of a client: float64 is exact for whole numbers up to here
@@ -363,12 +363,12 @@ def _middle(values: Sequence[tuple[float, float]]) -> tuple[float, float, float]
         if left <= 0:
             break
     distances = sorted((abs(value - middle) for value, _ in values), reverse=True)
-    return middle, max(WIDTH * distances[_left_out(values)], LEAST_WIDTH * abs(middle)), usual
+    return middle, max(CLIP_FACTOR * distances[_left_out(values)], MIN_CLIP_SHARE * abs(middle)), usual
 
 
 def _left_out(values: Sequence[object]) -> int:
     """Return how many of the farthest clients are left out."""
-    return 2 if len(values) >= TWO_FROM else 1
+    return 2 if len(values) >= MIN_CLIENTS_FOR_TWO else 1
 
 
 def _of(all_metrics: Iterable[Metrics], name: str) -> list[tuple[float, float]]:

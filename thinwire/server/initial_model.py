@@ -24,7 +24,7 @@ from thinwire.core.formatting import Reason, counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
-from thinwire.server.aggregator import MAX_VALUE, largest
+from thinwire.server.aggregator import MAX_VALUE, max_magnitude
 from thinwire.server.context import POLL_S, RECONNECT_S, RunContext
 from thinwire.server.policy.assignment_terms import DEADLINE_MARGIN, MAX_NAMED_DEVICES, UNMEASURED_DEADLINE_S, Deadline
 from thinwire.server.state.initial_model_requests import MAX_FAILED_DEVICES, lengthened_deadline
@@ -231,7 +231,7 @@ def _model(running: RunContext, header: ReplyHeader) -> tuple[Vector, Vector, di
         mean.fold(frames[-1], 1.0)
     mean.check_counters(header.counters, {})
     mean.count(header.counters)
-    if not (found := largest(params)) <= MAX_VALUE:
+    if not (found := max_magnitude(params)) <= MAX_VALUE:
         raise BadPayload(f"a first model that holds {found:g}", why=f"at most {MAX_VALUE:g} can be stepped from")
     return params, mean.close(np.zeros(mean.layout.size, np.float32)), mean.counters
 

@@ -27,7 +27,7 @@ from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, State, UpdateId, Vector
-from thinwire.server.aggregator import MAX_MEAN, Model, RoundAggregator, SumConfig, WeightCaps, largest
+from thinwire.server.aggregator import MAX_MEAN, Model, RoundAggregator, SumConfig, WeightCaps, max_magnitude
 
 
 class ReducingAggregator(RoundAggregator):
@@ -50,7 +50,7 @@ class ReducingAggregator(RoundAggregator):
         def parts() -> Iterator[Vector]:
             for segment, payload in zip(self.layout.segments, frames(), strict=False):
                 values = codec.decode(payload, segment.index)
-                if not (found := largest(values)) <= MAX_MEAN:
+                if not (found := max_magnitude(values)) <= MAX_MEAN:
                     raise BadPayload(f"an update with a value of {found:g}", why=f"at most {MAX_MEAN:g} may be reduced")
                 if discount != 1:
                     values *= np.float32(discount)
@@ -97,7 +97,7 @@ class ReducingAggregator(RoundAggregator):
         if not (isinstance(change, np.ndarray) and change.dtype == np.float32 and change.shape == (size,)):
             why = f"it gave no float32 vector of {size}"
             raise CodecError(f"the change of the reduction {name!r}", why=why, hint=CONTRACT)
-        if not (found := largest(change)) <= MAX_MEAN:
+        if not (found := max_magnitude(change)) <= MAX_MEAN:
             why = f"it holds {found:g}, and the updates hold at most {MAX_MEAN:g}"
             raise CodecError(f"the change of the reduction {name!r}", why=why, hint=CONTRACT)
         change *= np.float32(median(self.normalisers))

@@ -21,7 +21,7 @@ from thinwire.core.run_events import is_sampled
 from thinwire.core.statedir import AggregatorHome, Held, dead_owner, lock_file
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
 from thinwire.server.context import POLL_S, RunContext
-from thinwire.server.evaluation import evaluation, of_each, require_metrics
+from thinwire.server.evaluation import evaluation, metrics_by_client, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
 from thinwire.server.policy.cohort import evaluators
 from thinwire.server.state import snapshot
@@ -176,7 +176,7 @@ def _evaluate_last(running: RunContext) -> None:
     running.fleet.cancel(list(open_assignments.values()))
     headers.sort(key=lambda header: header.update_id.device)
     if evaluated := evaluation(running, version, headers, running.clock.wall(), assigned):
-        running.record(replace(evaluated, by_client=of_each(evaluated, headers)))
+        running.record(replace(evaluated, by_client=metrics_by_client(evaluated, headers)))
     running.fleet.ack([header.update_id for header in headers])
 
 

@@ -23,7 +23,7 @@ from docs.generate.readme import PARTS as QUOTED
 from docs.generate.readme import evidence_index, readme_table
 from docs.generate.robust import robust_part
 from docs.generate.rounds import PARTS as ROUNDS
-from docs.generate.secure import PARTS as SECURE
+from docs.generate.secure import secure_cases, secure_part
 from docs.generate.simulated import PARTS as SIMULATED
 from docs.generate.speed import PARTS as SPEED
 from docs.generate.structure import structure_part
@@ -67,13 +67,13 @@ def written() -> dict[str, str]:
         | SPEED
         | ROUNDS
         | SIMULATED
-        | SECURE
         | PRIVACY
         | QUOTED
         | {"codec-choice": which_codec, "robust": robust_part, "personal": personal_part}
         | {"update-structure": structure_part}
     )
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
+    evidence["secure-sum.md"] = filled(DOCS / "evidence" / "secure-sum.md", secure_part(), secure_cases())
     return {
         "../README.md": filled(DOCS.parent / "README.md", readme_table()),
         "README.md": filled(DOCS / "README.md", evidence_index()),
@@ -85,10 +85,14 @@ def written() -> dict[str, str]:
     }
 
 
-def filled(path: Path, part: str) -> str:
-    """A page with its written part again."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{part.strip()}\n\n{END}{rest.partition(END)[2]}"
+def filled(path: Path, *parts: str) -> str:
+    """Return a page with its written parts again, in their order on the page."""
+    done, text = "", path.read_text()
+    for part in parts:
+        before, _, rest = text.partition(BEGIN)
+        done += f"{before}{BEGIN}\n\n{part.strip()}\n\n{END}"
+        text = rest.partition(END)[2]
+    return done + text
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from statistics import median
 from textwrap import fill
 from typing import Any
 
-from docs.generate.evidence import WIDE, Row, measured, read
+from docs.generate.evidence import WIDE, Row, measured, paragraph, read
 from docs.generate.table import table
 
 SHARED = "with other work on the same two cores"
@@ -40,20 +40,27 @@ PHASES = {
 }
 
 
-def secure_crossed_part() -> str:
-    """Return the figures of one round's work, beside those of Flower's SecAgg+, and what each option costs."""
-    document, crossed = read("secure-sum-figures"), read("secure-sum-crossed")
+def secure_work_part() -> str:
+    """Return the figures of one round's work, compared with those of Flower's SecAgg+."""
+    document = read("secure-sum-figures")
     figures, rows = document["figures"], document["rows"]
     first = rows[0]
     size = f"{first['params'] / 1e6:.2f} M parameters, {first['clients']} clients"
     repeats = f"medians of {min(row['repeats'] for row in rows)} runs"
     header = ("figure", "measured", "goal", "what it is")
     lines = [*_lines(figures, RATIOS, "at least"), *_lines(figures, PEAKS, "at most")]
-    return "\n\n".join((
-        measured(document, "with nothing else running", size, repeats), table(header, lines), _mask_speed(first),
-        measured(crossed, f"at a load of 8 to 17 {SHARED.removeprefix('with other work ')}", size, repeats),
-        _factors(crossed["rows"]),
-    ))  # fmt: skip
+    how = measured(document, "with nothing else running", size, repeats)
+    return "\n\n".join((paragraph(WORK), how, table(header, lines), _mask_speed(first)))
+
+
+def secure_options_part() -> str:
+    """Return by how much each option of a plan changes the work of a round."""
+    crossed = read("secure-sum-crossed")
+    first = crossed["rows"][0]
+    size = f"{first['params'] / 1e6:.2f} M parameters, {first['clients']} clients"
+    repeats = f"medians of {min(row['repeats'] for row in crossed['rows'])} runs"
+    how = measured(crossed, f"at a load of 8 to 17 {SHARED.removeprefix('with other work ')}", size, repeats)
+    return "\n\n".join((paragraph(OPTIONS_TEXT), how, _factors(crossed["rows"])))
 
 
 def _factors(rows: Sequence[Row]) -> str:
@@ -70,10 +77,35 @@ def _factors(rows: Sequence[Row]) -> str:
     return table(("option", "cases", "client's processor", "aggregator's processor", "uplink bytes"), lines)
 
 
-def secure_sum_part() -> str:
-    """Return one round's work for several cohorts and models, one option at a time."""
+def secure_cohorts_part() -> str:
+    """Return one round's work for several cohorts and models, compared with Flower's SecAgg+."""
     document = read("secure-sum")
-    return "\n\n".join((measured(document, SHARED), _ratios(document["rows"]), _cases(document["rows"])))
+    return "\n\n".join((measured(document, SHARED), _ratios(document["rows"])))
+
+
+def secure_cases() -> str:
+    """Return all cases for several cohorts and models, one option at a time."""
+    document = read("secure-sum")
+    return "\n\n".join(("## All cases", paragraph(CASES_TEXT), measured(document, SHARED), _cases(document["rows"])))
+
+
+def secure_summary() -> str:
+    """Return the figures of all benchmarks that have a goal, in one table."""
+    work, rounds, support = read("secure-sum-figures")["figures"], read("secure-round"), read("secure-support")
+    first, task = read("secure-sum-figures")["rows"][0], support["rows"][0]["task"]
+    size = f"{first['params'] / 1e6:.2f} M parameters, {first['clients']} clients"
+    rows = [
+        ("processor time of a client", f"{work['client_cpu_ratio']:.3g} times less", "at least 10", FLOWER, size),
+        ("processor time of the aggregator", f"{work['server_cpu_ratio']:.3g} times less", "at least 10", FLOWER, size),
+        ("uplink bytes of a client", f"{work['bytes_ratio_dense']:.3g} times fewer", "at least 5", FLOWER, size),
+        ("uplink bytes of a client, support 0.1", f"{work['bytes_ratio_support']:.3g} times fewer", "at least 40",
+         FLOWER, size),
+        ("time of a round", f"{rounds['figures']['round_slowdown']:.3f} times as long", "at most 1.15",
+         "a round without secure aggregation", "8 clients, 5 s of training"),
+        ("accuracy, support 0.1 with FedAdam", f"{support['figures'][f'adam_gap {task}']:.4f} lower", "at most 0.01",
+         "support 1", f"`{task}`, {support['rows'][0]['rounds']} rounds"),
+    ]  # fmt: skip
+    return table(("what", "measured", "goal", "compared with", "setting"), rows)
 
 
 def _mask_speed(row: Row) -> str:
@@ -224,17 +256,29 @@ ARMS = {
 }
 
 
-SECTIONS = {
-    "The work of a round": secure_crossed_part,
-    "More clients, and a smaller model": secure_sum_part,
-    "The time of a round": secure_round_part,
+FLOWER = "Flower's SecAgg+"
+WORK = (
+    "The benchmark runs the steps of one client and of the aggregator in one round, and the steps of Flower's SecAgg+ "
+    "on the same vectors. A ratio is theirs over ours."
+)
+OPTIONS_TEXT = (
+    "A row compares each case that has the option with the case that differs in this option alone. Its cells are "
+    "factors on the cost: the median over all such pairs (the least to the most)."
+)
+CASES_TEXT = (
+    "Each row is one round: processor time of one client and of the aggregator, uplink bytes of one client, and the "
+    "most memory of a phase, in models of float32."
+)
+SECTIONS: dict[str, Callable[[], str]] = {
+    "Summary": secure_summary,
+    "Processor time, memory and bytes of a round": secure_work_part,
+    "Cost of each option": secure_options_part,
+    "Larger cohorts and a smaller model": secure_cohorts_part,
+    "Time of a round": secure_round_part,
     "Accuracy with a support": secure_support_part,
 }
 
 
 def secure_part() -> str:
-    """Return all tables of the page."""
+    """Return the tables of the page, without that of all cases."""
     return "\n\n".join(f"## {title}\n\n{part()}" for title, part in SECTIONS.items())
-
-
-PARTS: dict[str, Callable[[], str]] = {"secure-sum": secure_part}

@@ -46,7 +46,7 @@ def test_a_statement_is_put_into_words_once_for_all_databases(tmp_path: Path) ->
     def worded(name: str) -> int:
         with Store.open(tmp_path / name) as store:
             assert (store.runs(), list(store.devices())) == ([], [])
-        return len(database.WORDED)
+        return len(database.COMPILED_STATEMENTS)
 
     assert worded("first") == worded("second") > 0
 

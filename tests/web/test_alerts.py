@@ -25,7 +25,7 @@ from tests.support.browsing import Open, axe, overflow
 from tests.support.serving import showing
 from thinwire.core.owner_file import AlertSettings, aggregator_file
 from thinwire.core.statedir import hold
-from thinwire.reports.alerting import Surroundings, conditions, divergence
+from thinwire.reports.alerting import AlertContext, conditions, divergence
 from thinwire.store import Condition, Store
 from thinwire.web.alerts import AlertWatch, deliver, message
 
@@ -34,7 +34,7 @@ MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
 def kinds(store: Store, **around: Any) -> list[str]:
-    found, _ = conditions(store, Surroundings(**{"now": time.time(), **around}), DEFAULT)
+    found, _ = conditions(store, AlertContext(**{"now": time.time(), **around}), DEFAULT)
     return [one.kind for one in found]
 
 
@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_has_no_alert(store: Store, run: Told):
 
 
 def test_a_run_without_a_closed_round_for_half_an_hour_has_one(store: Store, run: Told):
-    ((one,), unknown) = conditions(store, Surroundings(run.now + 31 * MINUTE_S), DEFAULT)
+    ((one,), unknown) = conditions(store, AlertContext(run.now + 31 * MINUTE_S), DEFAULT)
     assert (one.kind, one.subject, unknown) == ("no-progress", run.run_id, frozenset())
     assert "no round has closed for 31 min" in one.sentence
     run.status("paused", "paused by a person")  # nobody expects progress then
@@ -75,7 +75,7 @@ def test_a_run_that_waits_for_devices_or_closes_rounds_as_too_few_has_one(store:
 
 def test_updates_that_are_not_finite_have_one_with_what_to_try(store: Store, run: Told):
     diverge(run)
-    ((one,), _) = conditions(store, Surroundings(run.now), DEFAULT)
+    ((one,), _) = conditions(store, AlertContext(run.now), DEFAULT)
     assert (one.kind, one.subject) == ("not-finite", run.run_id)
     assert "3 updates of the last 2 rounds held NaN or infinity" in one.sentence
     assert "[local] lr" in one.hint
@@ -91,7 +91,7 @@ def test_disk_certificate_and_aggregator_are_judged_by_their_numbers(store: Stor
 
 
 def test_while_the_aggregator_is_down_nobody_judges_its_runs(store: Store, run: Told):
-    found, unknown = conditions(store, Surroundings(run.now + 60 * MINUTE_S, down_since=run.now), DEFAULT)
+    found, unknown = conditions(store, AlertContext(run.now + 60 * MINUTE_S, down_since=run.now), DEFAULT)
     assert [one.kind for one in found] == ["aggregator-offline"]
     assert unknown == {"no-progress", "too-few-clients", "not-finite"}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SEED, RUN = "run.seed", "run"
 NONE = "none"
-BROKEN_OFF = ("stopped", "failed")
+UNFINISHED_STATUSES = ("stopped", "failed")
 POINTS = 400  # most points of a curve: a screen's width has 1 000 to 2 000 pixels for two curves
 FACTS = (
     "task", "source", "status", "version", "rounds_closed", "rounds_total", "best_value", "wire_up", "wire_down",
@@ -171,7 +171,7 @@ def compare_runs(
     ]
     rows = [_row(of, [cell], metric, target, link) for of, cell in zip(settings, cells, strict=True)]
     values = {key: {of[RUN]: of[key] for of in settings} for key in differ}
-    ended = {row.run_id for row in runs if row.status in BROKEN_OFF}
+    ended = {row.run_id for row in runs if row.status in UNFINISHED_STATUSES}
     return RunsCompared(
         metric, target, sorted({name for row in runs for name in (*row.metrics, *row.metrics0)}), runs,
         [row for row in rows if row.settings[RUN] not in ended], [row for row in rows if row.settings[RUN] in ended],
@@ -259,8 +259,8 @@ def figures(row: Row) -> dict[str, Any]:
 def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: float | None, link: Link) -> Row:
     firsts = [reached(cell, metric, target, link) for cell in cells] if target is not None else []
     there = [first for first in firsts if first]
-    sent = [(_up(cell), _down(cell)) for cell in cells]
-    took = [_took(cell, link) for cell in cells]
+    sent = [(_uplink_bytes(cell), _downlink_bytes(cell)) for cell in cells]
+    took = [_seconds(cell, link) for cell in cells]
     up = sum(one for one, _ in sent)
     return Row(
         settings=settings,
@@ -281,17 +281,17 @@ def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: floa
     )
 
 
-def _up(cell: Trial) -> int:
+def _uplink_bytes(cell: Trial) -> int:
     return sum(one.payload_up for one in cell.rounds) if cell.payload_up is None else cell.payload_up
 
 
-def _took(cell: Trial, link: Link) -> float:
+def _seconds(cell: Trial, link: Link) -> float:
     if cell.seconds is not None:
         return cell.seconds
     return sum(r.seconds + link.seconds((r.payload_up + r.payload_down) / max(1, r.selected)) for r in cell.rounds)
 
 
-def _down(cell: Trial) -> int:
+def _downlink_bytes(cell: Trial) -> int:
     return sum(one.payload_down for one in cell.rounds) if cell.payload_down is None else cell.payload_down
 
 

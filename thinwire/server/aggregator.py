@@ -313,7 +313,7 @@ class RoundAggregator:
         return made
 
     def reserve(self, updates: int) -> None:
-        """Take what so many updates need outside memory: nothing, since a sum is in memory."""
+        """Reserve disk space for so many updates; a sum needs none, since it is in memory."""
 
     def replaced(self, new: Callable[[], RoundAggregator]) -> RoundAggregator:
         """Return a new, empty aggregator for the same updates; this one is used up."""

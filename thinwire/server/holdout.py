@@ -1,16 +1,16 @@
 """Evaluation of model versions on the operator's own data: `[run] evaluate = "holdout"`.
 
-Whoever has the task and the data evaluates: a process of the operator beside the service, or a simulation in its own
-process. `Holdout` is how a run hears of the results. Each becomes an `Evaluated` event, by which a resume decides the
-same.
+A process that has the task and the data evaluates: one of the operator beside the service, or that of a simulation. A
+run gets the results from a `Holdout`. Each result becomes an `Evaluated` event, so a resumed run decides by the same
+results.
 
 A version is due if its number is a multiple of `[run] evaluate_every`, or that of the last round. Results count in the
 order of versions: one that comes after that of a later version is ignored. The run keeps the model of each due version
 that is not evaluated yet, but of no more than `[downlink] log_rounds` versions.
 
-If nobody evaluates, the run goes on and metrics come later. Two things wait for them, `[run] evaluate_wait_s` at most:
-the next round of a plan with `target` or `patience`, and the run's end. After one wait in vain no further round waits
-until a result comes.
+A run without results continues, and uses the metrics when they come. Only two steps wait for them, for `[run]
+evaluate_wait_s` at most: the next round of a plan with `target` or `patience`, and the run's end. After a wait without
+a result, no further round waits until a result has come.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class HoldoutWatch:
 
     running: RunContext
     source: Holdout | None
-    missed: bool = False  # a round waited in vain, and no result has come since
+    missed: bool = False  # a round waited without a result, and none has come since
 
     def record(self) -> None:
         """Record the results that have come, unless the run is over."""

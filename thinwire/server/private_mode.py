@@ -27,8 +27,8 @@ Poisson sampling holds only if nothing but the coins decides, and nothing shows 
 - Coins are drawn once a round, in the transaction that opens it, for absent and busy devices too. Nothing replaces an
   absent device, and no round waits for devices.
 - The sum is divided by the expected sample, rate times population, whatever the sample is.
-- A round ends at its deadline, also when all have replied or nobody was sampled: when a model is released tells
-  nothing. An empty sample is released as noise. So no count of a sample is a reason of anything that others see.
+- A round ends at its deadline, also when all have replied or nobody was sampled, so the time of a release tells
+  nothing. An empty sample is released as noise. So nothing that others see depends on the size of a sample.
 - Each client of the population pays for each round, at the rate, in one entry of the ledger without participants.
 
 The journal has the sample, for a restart. What the journal shows others is `core.run_events.without_sample`.
@@ -364,7 +364,7 @@ class SampledMode(CentralMode):
         return self.rate * len(running.run_state.considered)
 
     def summed_together(self, running: RunContext, number: int) -> int:
-        """Return about how many updates are aggregated together: the sample's own size is told to no client."""
+        """Return the expected number of updates in a sum: no client may learn the size of the sample."""
         return max(1, round(self.divisor(running, number)))
 
     def require_budget(self, running: RunContext) -> None:

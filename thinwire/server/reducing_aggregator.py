@@ -65,7 +65,7 @@ class ReducingAggregator(RoundAggregator):
         return self.bounded(caps)
 
     def reserve(self, updates: int) -> None:
-        """Take the disk space of so many updates; `TooLittleSpace` if the disk has too little of it now."""
+        """Reserve the disk space of so many updates; raise `TooLittleSpace` if the disk has too little."""
         self.rows.allocate(updates)
 
     def replaced(self, new: Callable[[], RoundAggregator]) -> RoundAggregator:

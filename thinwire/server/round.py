@@ -54,7 +54,7 @@ from thinwire.server.round_events import (
     SelectReplacement,
     Stop,
     UpdateArrived,
-    nobody,
+    no_replacements,
 )
 
 
@@ -90,7 +90,7 @@ class RoundMachine:
         """Return the devices whose reply may still be in time."""
         raise NotImplementedError
 
-    def on(self, event: Input, now: float, replacements: ReplacementSource = nobody) -> list[Action]:
+    def on(self, event: Input, now: float, replacements: ReplacementSource = no_replacements) -> list[Action]:
         """Apply one event and return the actions that follow; `now` is in seconds on the run's clock.
 
         `replacements` is called only when another device may be selected. Raise `RuntimeError` if the round is closed.

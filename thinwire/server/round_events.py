@@ -71,7 +71,7 @@ class Replacement:
 ReplacementSource = Callable[[float], Iterable[Replacement]]
 
 
-def nobody(_left_s: float) -> Iterable[Replacement]:
+def no_replacements(_left_s: float) -> Iterable[Replacement]:
     """Return no devices: the round selects no replacements."""
     return ()
 

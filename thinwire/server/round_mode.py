@@ -148,7 +148,7 @@ class RoundMode:
         return running.run_state.ledger.selected(number)
 
     def secure_work(self, running: RunContext, number: int) -> SecureWork | None:
-        """Return what all clients of a secure round are told alike; None in other rounds."""
+        """Return the work that all clients of a secure round share; None in other rounds."""
         return None
 
     def reveal(self, running: RunContext, starts: bool = False) -> None:

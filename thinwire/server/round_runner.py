@@ -35,13 +35,13 @@ from thinwire.server import round_events
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.device_terms import Replacements, invalid_reply, own_terms
 from thinwire.server.round_close import AGGREGATION_WAIT_S, AggregationQueue
-from thinwire.server.round_events import AggregateUpdate, nobody
+from thinwire.server.round_events import AggregateUpdate, no_replacements
 from thinwire.store import MeasureRow
 
 
 @dataclass(frozen=True)
 class ReplyDecision:
-    """Says what becomes of a reply before the state machine sees it.
+    """Holds the decision about a reply that is made before the state machine sees it.
 
     `kind` and `text` are those of a failure, and `reason` is that of a drop.
     """
@@ -61,7 +61,7 @@ class RoundRunner:
         self.headers: dict[UpdateId, ReplyHeader] = {}
         self.reply_counts: Counter[str] = Counter()  # assignment_id -> replies to it that were not deferred
         others = Replacements(running, opened, self.machine.assignments)
-        self.replacements = others.in_time if running.mode.replaces else nobody
+        self.replacements = others.in_time if running.mode.replaces else no_replacements
         self.resumed = False  # True if the round opened earlier, perhaps in a process that was killed
         self.absent_counted = False  # True once devices that did not reconnect count as lost
         self.aggregator = running.mode.aggregator(running, opened)

@@ -17,7 +17,16 @@ from sqlalchemy import Double, Index, Select, String, Table, delete, func, inser
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound
-from thinwire.store.database import METADATA, Counter, Database, Whole, Words, columns_of, needed, optional
+from thinwire.store.database import (
+    METADATA,
+    BoundedInteger,
+    BoundedText,
+    Counter,
+    Database,
+    columns_of,
+    needed,
+    optional,
+)
 
 MAX_CLOSED: Final = 1000  # closed alerts that are kept
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0  # until a message that could not be sent is sent again
@@ -31,16 +40,16 @@ Alert = Table(
     needed("id", Counter, primary_key=True),
     needed("kind", String(40)),
     needed("subject", String(80), default=""),  # the run's id, "" for the aggregator
-    needed("sentence", Words(500)),
-    needed("hint", Words(500), default=""),
+    needed("sentence", BoundedText(500)),
+    needed("hint", BoundedText(500), default=""),
     needed("opened_at", Double),
     optional("closed_at", Double),
-    needed("acknowledged_by", Words, default=""),
+    needed("acknowledged_by", BoundedText, default=""),
     optional("acknowledged_at", Double),
     optional("opening_sent_at", Double),
     optional("closing_sent_at", Double),
-    needed("failures", Whole, default=0),  # of the message that is due, one after the other
-    needed("failure", Words(300), default=""),
+    needed("failures", BoundedInteger, default=0),  # of the message that is due, one after the other
+    needed("failure", BoundedText(300), default=""),
     needed("sent_to", String(40), default=""),  # targets that have the message that is due
     needed("due_at", Double, default=0.0),  # of the next attempt
     Index(None, "closed_at"),

@@ -1,7 +1,7 @@
 """The database: short transactions, error messages, column types, and one cache of compiled SQLite statements.
 
-SQLAlchemy compiles a statement once a process, however many SQLite databases the process opens: `OneSQLite` dialects
-are equal and share `WORDED`.
+SQLAlchemy compiles a statement once a process, however many SQLite databases the process opens: all instances of
+`SharedSQLiteDialect` are equal and share `COMPILED_STATEMENTS`.
 
 Column types limit text and integers that may come from devices before the database sees them.
 """
@@ -58,7 +58,7 @@ EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
 NO_MORE = ("database or disk is full", "disk I/O error", "readonly")  # SQLite's messages if a disk cannot be written
 Row = TypeVar("Row")
 NOT_SERVING = ("08", "28", "3D", "53300", "57P")  # SQLSTATE: connection, access, too many connections, it ends
-PASSING = ("40", "55P03", "57014", "53200", "25006", "25P")  # conflict, lock, time limit, memory, failover, idle
+RETRYABLE = ("40", "55P03", "57014", "53200", "25006", "25P")  # conflict, lock, time limit, memory, failover, idle
 DISK_FULL = "53100"
 BUSY_S = 15.0  # longest wait for another process's transaction; ours take milliseconds
 
@@ -159,7 +159,7 @@ class Database:
         """Return the error for the SQLSTATE of PostgreSQL; without one there is no connection."""
         state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
         what, hint = f"cannot use the database {self.name}", f"look at the server's log, at SQLSTATE {state}"
-        if state.startswith(PASSING):
+        if state.startswith(RETRYABLE):
             return Unreachable(what, why=said, hint=f"try again; {hint}")
         if (not state and isinstance(error, (OperationalError, InterfaceError))) or state.startswith(NOT_SERVING):
             return Unreachable(f"cannot reach the database {self.name}", said, "start it, or check the address")
@@ -194,7 +194,7 @@ def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
         _private_file(Path(path))
     mode = {"uri": "true", "mode": "ro" if read_only else "rw"}
     address = url.set(drivername=DRIVER, database=f"file:{quote(path)}", query=mode)
-    options = {"compiled_cache": WORDED}
+    options = {"compiled_cache": COMPILED_STATEMENTS}
     engine = create_engine(
         address,
         json_serializer=dumps,
@@ -202,7 +202,7 @@ def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
         connect_args={"timeout": BUSY_S},
         execution_options=options,
     )
-    event.listen(engine, "connect", _reader if read_only else _writer if durable else _passing)
+    event.listen(engine, "connect", _reader if read_only else _writer if durable else _configure_unsynced)
     return engine
 
 
@@ -253,7 +253,7 @@ def _writer(connection: sqlite3.Connection, _record: object) -> None:
             time.sleep(0.01)
 
 
-def _passing(connection: sqlite3.Connection, _record: object) -> None:
+def _configure_unsynced(connection: sqlite3.Connection, _record: object) -> None:
     """Configure a database that its process removes: nothing is synced."""
     _reader(connection, _record)
     connection.execute("PRAGMA synchronous=OFF")
@@ -261,8 +261,8 @@ def _passing(connection: sqlite3.Connection, _record: object) -> None:
 
 
 DRIVER = "sqlite+thinwire"
-WORDED: LRUCache[Any, Any] = LRUCache(500)  # shared by all engines; SQLAlchemy's own size for one engine
-registry.register("sqlite.thinwire", __name__, "OneSQLite")
+COMPILED_STATEMENTS: LRUCache[Any, Any] = LRUCache(500)  # shared by all engines; SQLAlchemy's own size for one engine
+registry.register("sqlite.thinwire", __name__, "SharedSQLiteDialect")
 
 
 class ParsedJson(JSON):
@@ -273,30 +273,30 @@ class ParsedJson(JSON):
         return _parsed
 
 
-class OneSQLite(SQLiteDialect_pysqlite):
+class SharedSQLiteDialect(SQLiteDialect_pysqlite):
     """The SQLite dialect; all its instances are equal, so a statement compiled for one database serves the next."""
 
     supports_statement_cache = True
     colspecs = {**SQLiteDialect_pysqlite.colspecs, JSON: ParsedJson}  # noqa: RUF012 - as in SQLAlchemy
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is OneSQLite
+        return type(other) is SharedSQLiteDialect
 
     def __hash__(self) -> int:
-        return hash(OneSQLite)
+        return hash(SharedSQLiteDialect)
 
 
-LARGEST = 2**63 - 1
-LONGEST = 4000  # letters; the journal keeps the whole text
+MAX_INTEGER = 2**63 - 1
+MAX_TEXT_LETTERS = 4000  # letters; the journal keeps the whole text
 
 
-class Words(TypeDecorator[str]):
+class BoundedText(TypeDecorator[str]):
     """Text that may come from a device: cut at `longest`; NUL and halves of surrogate pairs are replaced."""
 
     impl = Text
     cache_ok = True
 
-    def __init__(self, longest: int = LONGEST) -> None:
+    def __init__(self, longest: int = MAX_TEXT_LETTERS) -> None:
         super().__init__()
         self.longest = longest
 
@@ -313,19 +313,19 @@ class Words(TypeDecorator[str]):
         return value[: self.longest].encode("utf-8", "replace").decode().replace("\0", "?")
 
 
-class Whole(TypeDecorator[int]):
+class BoundedInteger(TypeDecorator[int]):
     """An integer that may come from a device: clamped to 64 bits."""
 
     impl = BigInteger
     cache_ok = True
 
     def bind_processor(self, _dialect: Dialect) -> Callable[[int | None], int | None]:
-        """Return `stored` itself, as `Words` does."""
+        """Return `stored` itself, as `BoundedText` does."""
         return self.stored
 
     def stored(self, value: int | None) -> int | None:
         """Return the integer as it is stored."""
-        return value if value is None or -LARGEST <= value <= LARGEST else LARGEST if value > 0 else -LARGEST
+        return None if value is None else max(-MAX_INTEGER, min(value, MAX_INTEGER))
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], adds: bool = False) -> None:

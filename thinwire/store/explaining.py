@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 from thinwire.core.formatting import counted, duration
-from thinwire.store.database import Whole, as_row, columns_of
+from thinwire.store.database import BoundedInteger, as_row, columns_of
 from thinwire.store.queries import phase_rows
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, aggregator_text, explain_round, stored
@@ -222,13 +222,13 @@ _EXPLAIN = (
     .where(Round.c.run_id == _RUN, Round.c.round == _NUMBER)
     .values(
         explanation=bindparam("the_explanation", type_=Round.c.explanation.type),
-        changed=bindparam("the_change", type_=Whole),
+        changed=bindparam("the_change", type_=BoundedInteger),
     )
 )
 _EXPLAIN_AND_SUM = _EXPLAIN.values(
     until_s=bindparam("the_until_s", type_=Double),
-    until_payload=bindparam("the_until_payload", type_=Whole),
-    until_wire=bindparam("the_until_wire", type_=Whole),
+    until_payload=bindparam("the_until_payload", type_=BoundedInteger),
+    until_wire=bindparam("the_until_wire", type_=BoundedInteger),
 )
 _COUNT_CLIENT = (
     update(Client)

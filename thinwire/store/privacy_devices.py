@@ -42,7 +42,7 @@ from sqlalchemy import (
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import MAX_POPULATIONS, Hello, population_key
 from thinwire.store.audit import act
-from thinwire.store.database import METADATA, Whole, Words, needed, upsert
+from thinwire.store.database import METADATA, BoundedInteger, BoundedText, needed, upsert
 from thinwire.store.database import Counter as Number
 from thinwire.store.tables import Device
 
@@ -55,13 +55,13 @@ PrivacyEntry = Table(
     needed("id", Number, primary_key=True),
     needed("state", String(16)),
     needed("at", Double),
-    needed("population", Words(255)),
+    needed("population", BoundedText(255)),
     needed("run_id", String(80), default=""),  # no foreign key
     needed("round", Integer, default=0),
     needed("release", Text, default=""),
-    needed("count", Whole, default=1),
+    needed("count", BoundedInteger, default=1),
     needed("digest", String(64), default=""),  # of the released bytes
-    needed("who", Words, default=""),  # settled it
+    needed("who", BoundedText, default=""),  # settled it
     Index(None, "population"),
     Index(None, "run_id", "round"),
 )
@@ -84,10 +84,10 @@ PrivacyParticipant = Table(
 PrivacySpent = Table(
     "privacy_spent",
     METADATA,
-    needed("population", Words(255), primary_key=True),
+    needed("population", BoundedText(255), primary_key=True),
     needed("device", String(64), primary_key=True, index=True),
     needed("release", Text, primary_key=True),
-    needed("count", Whole),
+    needed("count", BoundedInteger),
 )
 
 

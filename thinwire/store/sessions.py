@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Double, String, Table, Text, delete, insert, 
 
 from thinwire.core.clock import Clock
 from thinwire.store.audit import act
-from thinwire.store.database import METADATA, Counter, Database, Words, needed, optional
+from thinwire.store.database import METADATA, BoundedText, Counter, Database, needed, optional
 
 USER_LETTERS = 32  # of a user's name at most
 
@@ -32,7 +32,7 @@ User = Table(
     needed("role", String(16)),
     needed("password_hash", Text),
     needed("created_at", Double),
-    needed("who", Words),  # added this user
+    needed("who", BoundedText),  # added this user
     needed("password_at", Double),  # when the password was set
     optional("login_at", Double),  # last login
     optional("disabled_at", Double),
@@ -46,7 +46,7 @@ Token = Table(
     "tokens",
     METADATA,
     needed("id", Counter, primary_key=True),
-    needed("name", Words(63)),
+    needed("name", BoundedText(63)),
     needed("user", String(USER_LETTERS), index=True),
     needed("secret_hash", String(64), unique=True),
     needed("role", String(16)),

@@ -28,7 +28,7 @@ from sqlalchemy import (
     text,
 )
 
-from thinwire.store.database import METADATA, Counter, Whole, Words, needed, optional
+from thinwire.store.database import METADATA, BoundedInteger, BoundedText, Counter, needed, optional
 
 
 def _run() -> Column[Any]:
@@ -41,20 +41,20 @@ def traffic() -> list[Column[Any]]:
     `wire` is null without a network.
     """
     return [
-        needed("payload_up", Whole, default=0),
-        needed("payload_down", Whole, default=0),
-        optional("wire_up", Whole),
-        optional("wire_down", Whole),
+        needed("payload_up", BoundedInteger, default=0),
+        needed("payload_down", BoundedInteger, default=0),
+        optional("wire_up", BoundedInteger),
+        optional("wire_down", BoundedInteger),
     ]
 
 
 def outcomes() -> list[Column[Any]]:
     """Return columns that count assignments by outcome; the pending ones are `selected` minus all others."""
     return [
-        needed("aggregated_count", Whole, default=0),
-        needed("late", Whole, default=0),
-        needed("dropped", Whole, default=0),
-        needed("failed", Whole, default=0),
+        needed("aggregated_count", BoundedInteger, default=0),
+        needed("late", BoundedInteger, default=0),
+        needed("dropped", BoundedInteger, default=0),
+        needed("failed", BoundedInteger, default=0),
     ]
 
 
@@ -65,39 +65,39 @@ Run = Table(
     needed("number", Counter, primary_key=True),  # order of creation
     needed("run_id", String(80), unique=True),
     needed("task", String(63)),
-    needed("task_number", Whole),
+    needed("task_number", BoundedInteger),
     needed("source", String(16)),
     needed("status", String(16), index=True),
-    needed("status_text", Words, default=""),
-    needed("exit_code", Whole, default=0),
+    needed("status_text", BoundedText, default=""),
+    needed("exit_code", BoundedInteger, default=0),
     needed("plan", JSON),
     needed("layout", JSON),
-    needed("size", Whole),  # trained elements
+    needed("size", BoundedInteger),  # trained elements
     needed("task_report", JSON),
     needed("created_at", Double),
     optional("started_at", Double),
     optional("finished_at", Double),
-    needed("rounds_total", Whole),
-    needed("rounds_closed", Whole, default=0),
-    needed("version", Whole, default=0),
-    needed("model_digest", Words, default=""),
-    needed("model_file", Words, default=""),
-    optional("best_version", Whole),
+    needed("rounds_total", BoundedInteger),
+    needed("rounds_closed", BoundedInteger, default=0),
+    needed("version", BoundedInteger, default=0),
+    needed("model_digest", BoundedText, default=""),
+    needed("model_file", BoundedText, default=""),
+    optional("best_version", BoundedInteger),
     optional("best_value", Double),
     needed("metrics", JSON, default=dict),  # of the version evaluated last
     needed("metrics0", JSON, default=dict),  # of the initial model
     needed("spread0", JSON, default=dict),
     needed("clipped", JSON, default=dict, server_default="{}"),  # clipped values of `metrics`
-    needed("dense_up", Whole, default=0),  # bytes of the same transfers in plain float32
-    needed("dense_down", Whole, default=0),
+    needed("dense_up", BoundedInteger, default=0),  # bytes of the same transfers in plain float32
+    needed("dense_down", BoundedInteger, default=0),
     needed("notes", JSON, default=list, server_default="[]"),  # each a list of reasons
     needed("totals", JSON, default=dict, server_default="{}"),  # of its rounds' explanations
     needed("identity", String(64), default="", server_default=""),  # random; "" for a simulation
-    needed("name", Words(80), default="", server_default=""),  # that a person gave it
+    needed("name", BoundedText(80), default="", server_default=""),  # that a person gave it
     needed("tags", JSON, default=list, server_default="[]"),
     optional("archived_at", Double),
     optional("deleted_at", Double),  # of its models, rounds and events; this row stays
-    needed("deleted_by", Words, default="", server_default=""),
+    needed("deleted_by", BoundedText, default="", server_default=""),
     *traffic(),
     *outcomes(),
     UniqueConstraint("task", "task_number"),
@@ -115,18 +115,18 @@ Round = Table(
     needed("round", Integer, primary_key=True),
     needed("opened_at", Double),
     optional("closed_at", Double),
-    needed("reason", Words, default=""),
-    needed("base_version", Whole),
-    optional("version", Whole),
+    needed("reason", BoundedText, default=""),
+    needed("base_version", BoundedInteger),
+    optional("version", BoundedInteger),
     needed("deadline_s", Double),
     needed("deadline_reason", JSON, default=list, server_default="[]"),
     needed("sampling", JSON, default=list, server_default="[]"),
-    needed("codec", Words),
+    needed("codec", BoundedText),
     needed("codecs", JSON, default=dict, server_default="{}"),
     needed("codec_reasons", JSON, default=dict, server_default="{}"),
-    needed("target_updates", Whole),
-    needed("min_updates", Whole),
-    needed("considered", Whole),
+    needed("target_updates", BoundedInteger),
+    needed("min_updates", BoundedInteger),
+    needed("considered", BoundedInteger),
     needed("selected", JSON),
     needed("not_selected", JSON),
     needed("aggregated", JSON, default=list),
@@ -135,19 +135,19 @@ Round = Table(
     needed("spread", JSON, default=dict),
     needed("clipped", JSON, default=dict, server_default="{}"),  # {"means", "clients"}
     needed("train_metrics", JSON, default=dict),
-    needed("ignored", Whole, default=0, server_default="0"),  # metrics that too few updates carried
+    needed("ignored", BoundedInteger, default=0, server_default="0"),  # metrics that too few updates carried
     needed("spent", JSON, default=dict),
     needed("downtimes", JSON, default=list, server_default="[]"),  # of the aggregator: [from, to]
     needed("missed_s", Double, default=0.0, server_default="0"),  # not counted by the run's clock
-    needed("slowest", Words, default=""),
+    needed("slowest", BoundedText, default=""),
     needed("secure_sum", JSON, default=dict, server_default="{}"),  # what the masks covered
-    needed("detail", Words, default="", server_default=""),  # why a secure round has no sum
+    needed("detail", BoundedText, default="", server_default=""),  # why a secure round has no sum
     needed("explanation", JSON, default=dict, server_default="{}"),  # {} while it is open
     optional("until_s", Double),  # sums from the run's start until this round's end; null while it is open
-    optional("until_payload", Whole),
-    optional("until_wire", Whole),
+    optional("until_payload", BoundedInteger),
+    optional("until_wire", BoundedInteger),
     optional("point", Integer),  # its place among the rounds with metrics
-    needed("changed", Whole),  # number of the run's transaction that changed this row last
+    needed("changed", BoundedInteger),  # number of the run's transaction that changed this row last
     *traffic(),
     *outcomes(),
     Index(None, "run_id", "changed"),
@@ -176,12 +176,12 @@ Client = Table(
     METADATA,
     _run(),
     needed("device", String(63), primary_key=True, index=True),
-    needed("selected", Whole, default=0),
-    needed("arrived", Whole, default=0),
-    needed("sequence", Whole, default=0),  # the highest received
-    needed("times_slowest", Whole, default=0, server_default="0"),  # rounds whose stages are its own
-    needed("times_silent", Whole, default=0, server_default="0"),  # rounds that waited for it in vain
-    needed("last_outcome", Words, default=""),
+    needed("selected", BoundedInteger, default=0),
+    needed("arrived", BoundedInteger, default=0),
+    needed("sequence", BoundedInteger, default=0),  # the highest received
+    needed("times_slowest", BoundedInteger, default=0, server_default="0"),  # rounds whose stages are its own
+    needed("times_silent", BoundedInteger, default=0, server_default="0"),  # rounds that waited for it in vain
+    needed("last_outcome", BoundedText, default=""),
     optional("last_at", Double),
     *traffic(),
     *outcomes(),
@@ -193,19 +193,19 @@ Update = Table(
     "updates",
     METADATA,
     _run(),
-    needed("assignment_id", Words(255), primary_key=True),  # a late reply brings its own
+    needed("assignment_id", BoundedText(255), primary_key=True),  # a late reply brings its own
     needed("round", Integer),
     needed("device", String(63)),
-    needed("update_id", Words, default=""),
+    needed("update_id", BoundedText, default=""),
     needed("outcome", String(16), default="selected"),
-    needed("reason", Words, default=""),
+    needed("reason", BoundedText, default=""),
     needed("late_reply", Boolean, default=False),
     optional("aggregated_round", Integer),
-    needed("staleness", Whole, default=0),
+    needed("staleness", BoundedInteger, default=0),
     needed("selection_reason", JSON, default=list, server_default="[]"),  # of an assignment in mid-round
     needed("instead_of", String(63), default="", server_default=""),
     needed("work_reason", JSON, default=list, server_default="[]"),
-    needed("weight_reason", Words, default=""),  # why it counts for less, or that it was chosen
+    needed("weight_reason", BoundedText, default=""),  # why it counts for less, or that it was chosen
     optional("assigned_at", Double),
     optional("delivered_at", Double),  # first delivery; `pulled_at` is the last one
     optional("pulled_at", Double),
@@ -219,16 +219,16 @@ Update = Table(
     optional("encode_s", Double),
     optional("load_s", Double),
     optional("commit_s", Double),
-    needed("examples", Whole, default=0),
-    needed("steps", Whole, default=0),
+    needed("examples", BoundedInteger, default=0),
+    needed("steps", BoundedInteger, default=0),
     optional("norm", Double),
     optional("residual_norm", Double),
     optional("residual_ratio", Double),
-    needed("state_lost", Words, default="", server_default=""),
-    needed("requests", Whole, default=0),
+    needed("state_lost", BoundedText, default="", server_default=""),
+    needed("requests", BoundedInteger, default=0),
     needed("metrics", JSON, default=dict),
     needed("clipped", JSON, default=list, server_default="[]"),  # clipped names of `metrics`
-    needed("changed", Whole, default=0, server_default="0"),  # number of the transaction, as in `rounds`
+    needed("changed", BoundedInteger, default=0, server_default="0"),  # number of the transaction, as in `rounds`
     *traffic(),
     Index(None, "run_id", "update_id"),
     Index(None, "run_id", "round"),
@@ -273,7 +273,7 @@ Segment = Table(
     METADATA,
     _run(),
     needed("last_seq", BigInteger, primary_key=True),
-    needed("first_seq", Whole),
+    needed("first_seq", BoundedInteger),
     needed("body", LargeBinary),
 )
 
@@ -283,7 +283,7 @@ Snapshot = Table(
     "snapshots",
     METADATA,
     _run(),
-    needed("seq", Whole),
+    needed("seq", BoundedInteger),
     needed("body", Text),
 )
 
@@ -295,7 +295,7 @@ Checkpoint = Table(
     _run(),
     needed("version", Integer, primary_key=True),
     needed("digest", String(64)),
-    needed("file", Words),
+    needed("file", BoundedText),
     needed("parts", JSON),
     needed("counters", JSON),
     needed("at", Double),
@@ -314,7 +314,7 @@ Device = Table(
     needed("state", String(16)),
     needed("how", String(16)),
     needed("created_at", Double),
-    needed("change", Whole, index=True),
+    needed("change", BoundedInteger, index=True),
     needed("online", Boolean, default=False),
     optional("seen_at", Double),  # start of the current or last connection
     optional("last_seen_at", Double),  # last contact of an offline device; null if unknown
@@ -336,7 +336,7 @@ InvitationEntry = Table(
     needed("secret_hash", String(64), unique=True),
     needed("name", String(63), default=""),
     needed("approve_manually", Boolean),
-    needed("who", Words),
+    needed("who", BoundedText),
     needed("created_at", Double),
     needed("expires_at", Double),
     needed("used_by", String(63), default=""),
@@ -352,10 +352,10 @@ Action = Table(
     METADATA,
     needed("id", Counter, primary_key=True),
     needed("at", Double),
-    needed("who", Words),
-    needed("device", Words, index=True),
+    needed("who", BoundedText),
+    needed("device", BoundedText, index=True),
     needed("what", String(16)),
-    needed("detail", Words, default=""),
+    needed("detail", BoundedText, default=""),
 )
 
 
@@ -365,10 +365,10 @@ Note = Table(
     METADATA,
     needed("id", Counter, primary_key=True),
     needed("at", Double),
-    needed("kind", Words(40)),
-    needed("address", Words(100)),
-    needed("name", Words(63), default=""),
-    needed("why", Words(500)),
+    needed("kind", BoundedText(40)),
+    needed("address", BoundedText(100)),
+    needed("name", BoundedText(63), default=""),
+    needed("why", BoundedText(500)),
     sqlite_autoincrement=True,
 )
 
@@ -379,9 +379,9 @@ Command = Table(
     METADATA,
     needed("id", Counter, primary_key=True),
     needed("kind", String(40)),
-    needed("run_id", Words, default=""),
+    needed("run_id", BoundedText, default=""),
     needed("args", JSON, default=dict),
-    needed("who", Words, default=""),
+    needed("who", BoundedText, default=""),
     needed("at", Double),
     optional("answered_at", Double, index=True),
     optional("result", JSON(none_as_null=True)),

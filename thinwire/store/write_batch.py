@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Double, bindparam, case, func, insert, select, update
 from sqlalchemy import Update as UpdateStatement
 
-from thinwire.store.database import Whole, Words
+from thinwire.store.database import BoundedInteger, BoundedText
 from thinwire.store.tables import Client, Round, Run, Update
 
 REPLY_COLUMNS: Mapping[str, Any] = {
@@ -202,7 +202,7 @@ def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
     Where the column is null, the result is the amount; where nothing was measured, the column stays as it is.
     """
-    amounts = {name: bindparam(ADD[name], type_=Whole) for name in names}
+    amounts = {name: bindparam(ADD[name], type_=BoundedInteger) for name in names}
     columns = {name: table.c[name] for name in names}
     return {
         name: func.coalesce(columns[name] + amount, amount, columns[name]) if name in WIRE else columns[name] + amount
@@ -210,8 +210,8 @@ def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-_SEEN, _AT = bindparam("seen", type_=Whole), bindparam("at", type_=Double)
-_OUTCOME = bindparam("outcome", type_=Words)
+_SEEN, _AT = bindparam("seen", type_=BoundedInteger), bindparam("at", type_=Double)
+_OUTCOME = bindparam("outcome", type_=BoundedText)
 _DEVICES = select(Client.c.device).where(Client.c.run_id == bindparam("the_run"))
 _NEW_CLIENT, _NEW_ROUND = insert(Client), insert(Round)
 _RUN = update(Run).where(Run.c.run_id == bindparam("the_run")).values(_adding(Run, RUN_COUNTERS))

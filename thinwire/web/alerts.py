@@ -30,7 +30,7 @@ import thinwire
 from thinwire.core.clock import down_since_of, repeating
 from thinwire.core.errors import ThinwireError
 from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
-from thinwire.reports.alerting import Surroundings, conditions
+from thinwire.reports.alerting import AlertContext, conditions
 from thinwire.store import AlertRow, Store
 from thinwire.web.access import API, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
@@ -92,13 +92,13 @@ class AlertWatch:
         except ThinwireError as error:  # the store is not readable now; the next look tries again
             log.warning("alerts: %s", error)
 
-    def _around(self) -> Surroundings:
+    def _around(self) -> AlertContext:
         state, about = aggregator(self._lock)
         until, free = _ends_at(str(about.get("certificate") or "")), None
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(self._lock.parent).free
         down_since = (down_since_of(self._lock) or time.time()) if state == "gone" else None
-        return Surroundings(time.time(), down_since, free, until)
+        return AlertContext(time.time(), down_since, free, until)
 
 
 def _ends_at(certificate: str) -> float | None:

@@ -21,7 +21,7 @@ from thinwire.core.events import RoundClosed
 from thinwire.core.run_events import ClockBelieved, DeletionPostponed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server import command_queue
-from thinwire.server.run_deletion import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
+from thinwire.server.run_deletion import DAY_S, KEEP_DAYS, RETENTION_CHECK_S, Retention, delete_run, require_deletable
 from thinwire.store import Store, kept_runs
 from thinwire.store.database import Database
 
@@ -102,7 +102,7 @@ def test_nothing_is_left_of_it_but_its_row_and_the_other_run_is_whole(tmp_path: 
 def test_a_deletion_that_is_killed_anywhere_is_completed_by_repeating_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_runs, "CHUNK", 5)
+    monkeypatch.setattr(kept_runs, "DELETED_ROWS", 5)
     site, first, second = over(tmp_path / "whole")
     before = site.result(second)
     moved(site, tmp_path / "counted")
@@ -139,7 +139,7 @@ def test_the_next_service_completes_a_deletion_that_was_killed(tmp_path: Path) -
 
 
 def test_a_service_deletes_a_run_while_another_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_runs, "CHUNK", 5)
+    monkeypatch.setattr(kept_runs, "DELETED_ROWS", 5)
     site, first, _ = over(tmp_path)
     going = site.submit(run={"seed": 3, "rounds": 4})
     site.runs.remove(first)
@@ -213,11 +213,11 @@ def test_old_runs_are_looked_for_at_the_start_and_then_each_hour(tmp_path: Path)
     commands = {one.run_id: one.who for one in site.store.commands.pending()}
     assert commands[first] == KEEP_DAYS
     assert len(commands) == 2
-    site.clock.advance(RETAINED_S / 2)
+    site.clock.advance(RETENTION_CHECK_S / 2)
     site.store.commands.answer(site.store.commands.pending()[0].id, {})
     kept.step()
     assert len(site.store.commands.pending()) == 1, "it looks again after an hour"
-    site.clock.advance(RETAINED_S)
+    site.clock.advance(RETENTION_CHECK_S)
     kept.step()
     kept.step()
     assert len(site.store.commands.pending()) == 2, "a command that waits is not given twice"
@@ -237,7 +237,7 @@ def test_a_clock_that_is_far_ahead_after_a_reboot_deletes_nothing_for_an_hour(tm
     assert lines[0].startswith(
         "the clock is 9600 h ahead of the last time that was believed: nothing is deleted by age"
     )
-    site.clock.advance(RETAINED_S)
+    site.clock.advance(RETENTION_CHECK_S)
     kept.step()
     assert first in {one.run_id for one in site.store.commands.pending()}, "a machine was off for as long"
 
@@ -275,7 +275,7 @@ def test_a_clock_that_jumped_between_two_looks_is_not_believed_after_a_restart(t
     kept = Retention(site.store, site.clock, 30, told.append)
     for _ in range(2):
         kept.step()
-        site.clock.advance(RETAINED_S)
+        site.clock.advance(RETENTION_CHECK_S)
     site.clock.origin += 400 * DAY_S
     believed = site.store.believed_at()
     site.store.record_restart(site.clock.wall(), site.clock.wall())
@@ -293,9 +293,9 @@ def test_a_clock_that_jumps_ahead_and_back_deletes_nothing(tmp_path: Path) -> No
     kept.step()
     for jump in (400 * DAY_S, -400 * DAY_S, 400 * DAY_S):
         site.clock.origin += jump
-        site.clock.advance(RETAINED_S)
+        site.clock.advance(RETENTION_CHECK_S)
         kept.step()
         assert not site.store.commands.pending()
-    site.clock.advance(RETAINED_S)
+    site.clock.advance(RETENTION_CHECK_S)
     kept.step()
     assert first in {one.run_id for one in site.store.commands.pending()}, "a clock that stays ahead is believed"

@@ -201,7 +201,7 @@ def records(store: Store, clock: VirtualClock, name: str) -> None:
 def test_what_names_a_device_goes_with_its_age_while_actions_and_the_ledger_stay(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(kept_runs, "CHUNK", 1)
+    monkeypatch.setattr(kept_runs, "DELETED_ROWS", 1)
     story = PrivateStory(store, at=clock.wall())
     story.play()
     store.record(story.run_id, [RunStatusChanged(story.at, "done", "1 round")])

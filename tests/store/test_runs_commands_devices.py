@@ -14,7 +14,7 @@ from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.fleet import DeviceRow, Hello, TaskReport
 from thinwire.store import Store, device_registry
-from thinwire.store.device_registry import REGISTRY_READ_S, STRANGER_S
+from thinwire.store.device_registry import REGISTRY_READ_S, UNAPPROVED_READ_S
 from thinwire.store.queries import device_row
 
 KEYS = {name: (name[-1] * 64, f"key of {name}".encode()) for name in ("pi-01", "pi-02", "pi-03")}
@@ -145,7 +145,7 @@ def test_a_revocation_by_another_process_counts_within_a_second_and_at_once_afte
         assert (state(), sorted(store.roster.revoked())) == ("revoked", ["pi-01"])
         another.roster.approve("pi-01")
         assert state() == "revoked", "the database was looked at a moment ago"
-        clock.advance(STRANGER_S + 0.01)
+        clock.advance(UNAPPROVED_READ_S + 0.01)
         assert (state(), sorted(store.roster.revoked())) == ("approved", [])
         another.roster.revoke("pi-01")
         clock.advance(REGISTRY_READ_S - 0.01)
@@ -153,7 +153,7 @@ def test_a_revocation_by_another_process_counts_within_a_second_and_at_once_afte
         clock.advance(0.02)
         assert (state(), sorted(store.roster.revoked())) == ("revoked", ["pi-01"])
         another.roster.approve("pi-01")
-        clock.advance(STRANGER_S + 0.01)
+        clock.advance(UNAPPROVED_READ_S + 0.01)
         assert state() == "approved"
         another.roster.revoke("pi-01")
         store.roster.refresh()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from thinwire.server.round_mode import RoundMode
 
 StopCommand = Literal["run", "after-round", "service"] | None
-MIN_WAIT_S = 1e-6  # of a wait
+MIN_WAIT_S = 1e-6  # a shorter wait may not advance a clock
 RECONNECT_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
 POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
 
@@ -92,7 +92,7 @@ class RunContext:
         self.codec = LATTICE if self.plan.secure.enabled else rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable, hides=self.plan.privacy.mode != "off")
         self.run_state, later = snapshot.restore(store, run_id, empty_state(self.plan))
-        self._events_since_snapshot = 0  # events
+        self._events_since_snapshot = 0
         for seq, event in later:
             self.run_state.apply(event)
             self._events_since_snapshot += 1
@@ -346,8 +346,8 @@ class RunContext:
 
     def deferred_late(self) -> set[str]:
         """Return the assignments of closed rounds whose replies are deferred to the next round."""
-        line = self.run_state.open_rounds
-        return {assignment_id for assignment_id in self.deferred if not line.of(assignment_round(assignment_id))}
+        open_rounds = self.run_state.open_rounds
+        return {assignment_id for assignment_id in self.deferred if not open_rounds.of(assignment_round(assignment_id))}
 
     def may_reconnect(self) -> set[str]:
         """Return the devices that were connected before a restart and may still reconnect in time."""

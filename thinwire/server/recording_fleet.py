@@ -156,7 +156,7 @@ class RecordingFleet:
         self._fleet, self._store, self._clock, self._commands = fleet, store, clock, commands
         self.undriven, self._on_event = UndrivenCommands(fleet, store, clock, commands, home), on_event
         self._revoking: list[CommandRow] = []
-        self._home, self._looked_at = home, -PROCESSES_CHECK_S
+        self._home, self._processes_checked_at = home, -PROCESSES_CHECK_S
         self._deliveries_written_at = -DELIVERIES_WRITE_S  # time at which deliveries were written last
         self._unrecorded = list[Arrival]()  # since the disk was full
         self.on_full: Callable[[NotWritten], None] = raise_error  # what to do where the disk is full
@@ -239,8 +239,8 @@ class RecordingFleet:
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""
-        if self._home is not None and self._clock.now() - self._looked_at >= PROCESSES_CHECK_S:
-            self._looked_at = self._clock.now()
+        if self._home is not None and self._clock.now() - self._processes_checked_at >= PROCESSES_CHECK_S:
+            self._processes_checked_at = self._clock.now()
             with contextlib.suppress(NotWritten):
                 end_abandoned(self._store, self._home)
 

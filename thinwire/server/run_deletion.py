@@ -32,7 +32,7 @@ from thinwire.store import RunRow, Store
 from thinwire.store.spool import UNREADABLE
 
 DAY_S = 86_400.0
-RETAINED_S = 3600.0  # period of the look for what is too old
+RETENTION_CHECK_S = 3600.0  # period of the check for runs and records that are too old
 KEEP_DAYS = "keep_days"  # who deletes by age, in the audit log and in `deleted_by`
 
 
@@ -58,18 +58,18 @@ class Retention:
         on_postponed: Callable[[DeletionPostponed], None] = lambda event: None,
     ) -> None:
         self._store, self._clock, self._keep_days, self._on_postponed = store, clock, keep_days, on_postponed
-        self._looked_at, self._looked_wall = -math.inf, -math.inf
+        self._checked_at, self._checked_wall = -math.inf, -math.inf
         self._left: Iterator[None] = iter(())
 
     def step(self) -> None:
         """Do the next short step: look once in a while, then delete in one transaction a call."""
-        if self._clock.now() - self._looked_at >= RETAINED_S:
-            since, wall = self._clock.now() - self._looked_at, self._clock.wall()
+        if self._clock.now() - self._checked_at >= RETENTION_CHECK_S:
+            since, wall = self._clock.now() - self._checked_at, self._clock.wall()
             if not (first := math.isinf(since)):
-                ahead_s, most_s = wall - self._looked_wall - since, RETAINED_S
+                ahead_s, most_s = wall - self._checked_wall - since, RETENTION_CHECK_S
             else:
                 ahead_s, most_s = wall - (self._store.believed_at() or wall), DAY_S
-            self._looked_at, self._looked_wall = self._clock.now(), wall
+            self._checked_at, self._checked_wall = self._clock.now(), wall
             if ahead_s > most_s:
                 if first:  # what the journal says of other events follows the wrong clock from now on
                     self._store.record_believed(wall - ahead_s)

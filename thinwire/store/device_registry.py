@@ -33,7 +33,7 @@ from thinwire.store.queries import device_row
 from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, InvitationEntry, Measure, Run, Update
 
 REGISTRY_READ_S = 1.0  # longest time for which a change by another process may be missing
-STRANGER_S = 0.1  # the same for a key that may not work yet: whoever was just approved is not refused
+UNAPPROVED_READ_S = 0.1  # the same for a key that may not work yet: whoever was just approved is not refused
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class StoredRoster:
     """The registry `core.fleet.Roster` on the store. Any thread may call it.
 
     A change by this object counts from the next call on. A change by another process counts within `REGISTRY_READ_S`,
-    and an approval within `STRANGER_S`: the database is looked at once in that time, however many requests come, and
-    the rows are read only if the number of the last change differs. Whoever reads the other process's command calls
-    `refresh`, and then the change counts at once. Every change leaves an action with its actor and time.
+    and an approval within `UNAPPROVED_READ_S`: in that time one request reads the number of the last change, and reads
+    the rows only if the number differs. A caller that knows of another process's change calls `refresh`, and then the
+    change counts at once. Every change leaves an action with its actor and time.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
         self._cache = _Cache()  # replaced as a whole, never modified
         self._audit = AuditLog(database, clock)
-        self._looking = threading.Lock()
-        self._looked_at = -math.inf
+        self._reading = threading.Lock()
+        self._read_at = -math.inf
 
     def rows(self) -> Sequence[DeviceRow]:
         """Return all devices, by name."""
@@ -76,11 +76,11 @@ class StoredRoster:
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
         """Return the device with this key, or None."""
         row = self._known().rows.get(fingerprint)
-        return row if row and row.state == "approved" else self._known(STRANGER_S).rows.get(fingerprint)
+        return row if row and row.state == "approved" else self._known(UNAPPROVED_READ_S).rows.get(fingerprint)
 
     def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
         """Bind a name to a key, once; raise `Refused` if either is bound to another. A known device stays unchanged."""
-        row = DeviceRow(name, fingerprint, public_key, AT_ONCE.get(how, "pending"), how, self._clock.wall())
+        row = DeviceRow(name, fingerprint, public_key, APPROVED.get(how, "pending"), how, self._clock.wall())
         with self._changing() as connection:
             return enrol(connection, row)
 
@@ -111,7 +111,7 @@ class StoredRoster:
             key = self._set(connection, name, "approved", "approve", who, fingerprint)
             by_loopback = update(Device).where(Device.c.name == name, Device.c.how == "loopback")
             connection.execute(by_loopback, {"how": "manual"})
-            take_back(connection, "revoke", key, "approved again", self._clock.wall())
+            cancel_commands(connection, "revoke", key, "approved again", self._clock.wall())
 
     def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> str:
         """Revoke a device, and return its key's fingerprint; its name and key stay bound. Raises like `approve`.
@@ -199,14 +199,14 @@ class StoredRoster:
 
     def refresh(self) -> None:
         """Make every change that is committed by now count from the next call on."""
-        with self._looking:  # a look that began before the change has ended
-            self._looked_at = -math.inf
+        with self._reading:  # a look that began before the change has ended
+            self._read_at = -math.inf
 
     def _known(self, within_s: float = REGISTRY_READ_S) -> _Cache:
         """Return the devices as they were at the last look, or look if that is as long ago as `within_s`."""
-        if self._clock.now() - self._looked_at < within_s:
+        if self._clock.now() - self._read_at < within_s:
             return self._cache
-        with self._looking:
+        with self._reading:
             now = self._clock.now()
             with self._database.reading() as connection:
                 change = int(connection.scalar(CHANGE) or 0)
@@ -214,7 +214,7 @@ class StoredRoster:
                     rows = [device_row(row) for row in connection.execute(select(*ROW)).mappings()]
                     revoked = frozenset(row.name for row in rows if row.state == "revoked")
                     self._cache = _Cache(change, {row.fingerprint: row for row in rows}, revoked)
-            self._looked_at = now
+            self._read_at = now
             return self._cache
 
     def _set(
@@ -240,11 +240,11 @@ class StoredRoster:
         return key
 
 
-AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for approval
+APPROVED: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for approval
 ROW = tuple(Device.c[name] for name in DeviceRow.__dataclass_fields__)
-FAR = 10**6  # changes: so far is a number from all earlier ones, when the last device was removed
+CHANGES_PER_REMOVAL = 10**6  # without a device, the number of the last change is this times the removals: a new one
 _REMOVED = select(func.count()).select_from(Action).where(Action.c.what == "remove").scalar_subquery()
-CHANGE = select(func.coalesce(select(func.max(Device.c.change)).scalar_subquery(), FAR * _REMOVED))
+CHANGE = select(func.coalesce(select(func.max(Device.c.change)).scalar_subquery(), CHANGES_PER_REMOVAL * _REMOVED))
 
 
 def enrol(connection: Connection, row: DeviceRow) -> DeviceRow:
@@ -383,7 +383,7 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     act(connection, at, who, new, "rename", f"{WAS}{old}")
 
 
-def take_back(connection: Connection, kind: str, fingerprint: str, why: str, at: float) -> None:
+def cancel_commands(connection: Connection, kind: str, fingerprint: str, why: str, at: float) -> None:
     """Answer the pending commands of a kind about a device's key as no longer needed."""
     open_ones = select(Command.c.id, Command.c.args).where(Command.c.kind == kind, Command.c.answered_at.is_(None))
     for row in connection.execute(open_ones).all():

@@ -48,7 +48,7 @@ from thinwire.store.tables import (
 
 TAG: Final = re.compile(r"[a-z0-9-]{1,32}")
 MAX_TAGS: Final = 16
-CHUNK: Final = 2000  # rows that one transaction deletes, about: some milliseconds
+DELETED_ROWS: Final = 2000  # rows that one transaction deletes, about: some milliseconds
 OWNED: Final = (  # tables of what a run holds, each with the column by which its rows are deleted in order
     (Update, Update.c.round), (RoundPhase, RoundPhase.c.round), (Round, Round.c.round), (Snapshot, Snapshot.c.seq),
     (Segment, Segment.c.last_seq), (Journal, Journal.c.seq), (Checkpoint, Checkpoint.c.version),
@@ -122,7 +122,9 @@ class KeptRuns:
             mine, is_left = table.c.run_id == run_id, True
             while is_left:
                 with self._database.writing() as connection:
-                    last = connection.scalar(select(column).where(mine).order_by(column).offset(CHUNK - 1).limit(1))
+                    last = connection.scalar(
+                        select(column).where(mine).order_by(column).offset(DELETED_ROWS - 1).limit(1)
+                    )
                     chunk = delete(table).where(mine)
                     connection.execute(chunk if last is None else chunk.where(column <= last))
                     is_left = last is not None
@@ -166,7 +168,7 @@ class KeptRuns:
         while is_left:  # one transaction would be long: an aggregator may have years of them
             with self._database.writing() as connection:
                 last = connection.scalar(
-                    select(Journal.c.seq).where(*old).order_by(Journal.c.seq).offset(CHUNK - 1).limit(1)
+                    select(Journal.c.seq).where(*old).order_by(Journal.c.seq).offset(DELETED_ROWS - 1).limit(1)
                 )
                 connection.execute(delete(Journal).where(*old, *([] if last is None else [Journal.c.seq <= last])))
                 is_left = last is not None

@@ -26,8 +26,8 @@ from thinwire.store.tables import Device, InvitationEntry
 SECRET_BYTES = 16
 SECRET = re.compile(r"[0-9a-f]{32}")
 DAY_S = 24 * 3600.0
-LONGEST_S = 366 * DAY_S
-MOST = 10_000  # at once
+MAX_VALID_S = 366 * DAY_S
+MAX_INVITATIONS = 10_000  # at once
 
 
 InvitationState = Literal["open", "used", "expired", "withdrawn"]
@@ -148,10 +148,10 @@ def _refusal(why: str) -> NotInvited:
 
 
 def _check(wanted: Sequence[str], named: bool, expires_s: float) -> None:
-    if not 0 < len(wanted) <= MOST:
+    if not 0 < len(wanted) <= MAX_INVITATIONS:
         many = f"{len(wanted)} invitations" if wanted else "no invitation at all"
-        raise UsageError(f"{many} is no valid count", why=f"from 1 to {MOST} at once", hint="--count 20")
-    if not 0 < expires_s <= LONGEST_S:
+        raise UsageError(f"{many} is no valid count", why=f"from 1 to {MAX_INVITATIONS} at once", hint="--count 20")
+    if not 0 < expires_s <= MAX_VALID_S:
         why = "more than 0 s, at most 366 days"
         raise UsageError(f"an invitation is not valid for {expires_s:g} s", why=why, hint="--expires 24h")
     for name in wanted if named else ():

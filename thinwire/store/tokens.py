@@ -22,11 +22,11 @@ from thinwire.store.users import require_role, role_now
 
 PREFIX = "tw_"  # programs that look for leaked secrets find it by this
 SECRET_BYTES = 32
-LONGEST_S = 366 * 24 * 3600.0
-USED_S = 60.0  # between two writes of the last use
+MAX_VALID_S = 366 * 24 * 3600.0
+LAST_USE_WRITE_S = 60.0  # between two writes of the last use
 NAME_LETTERS = 63
-MOST = 50  # valid tokens of a user
-ENDED_S = 30 * 24 * 3600.0  # until a token that was revoked or has expired is deleted
+MAX_TOKENS = 50  # valid tokens of a user
+KEPT_AFTER_END_S = 30 * 24 * 3600.0  # until a token that was revoked or has expired is deleted
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class Tokens:
         return NewToken(TokenRow(id=number, **row), secret)  # type: ignore[arg-type]  # as the columns have it
 
     def _make_room(self, connection: Connection, user: str, now: float) -> None:
-        """Delete what ended long ago; raise `Refused` if the user has `MOST` tokens that are valid.
+        """Delete what ended long ago; raise `Refused` if the user has `MAX_TOKENS` tokens that are valid.
 
         The newest row stays, so that no number is given again: the audit log names tokens by it.
         """
-        ended, newest = now - ENDED_S, select(func.max(Row.c.id)).scalar_subquery()
+        ended, newest = now - KEPT_AFTER_END_S, select(func.max(Row.c.id)).scalar_subquery()
         old = or_(Row.c.revoked_at < ended, Row.c.expires_at < ended)
         connection.execute(delete(Row).where(old, Row.c.id < newest))
         valid = select(func.count()).where(Row.c.user == user, Row.c.revoked_at.is_(None), Row.c.expires_at > now)
-        if int(connection.scalar(valid) or 0) >= MOST:
-            raise Refused(f"{user} has {MOST} tokens", "a user gets no more that are valid", "revoke one of them")
+        if int(connection.scalar(valid) or 0) >= MAX_TOKENS:
+            raise Refused(f"{user} has {MAX_TOKENS} tokens", "a user gets no more that are valid", "revoke one of them")
 
     def all(self, user: str | None = None) -> list[TokenRow]:
         """Return the tokens that are not revoked, also expired ones: of a user, or of all."""
@@ -127,7 +127,7 @@ class Tokens:
             own = role_now(connection, found.user)
         if own is None:
             return None
-        if found.used_at is None or now - found.used_at >= USED_S:
+        if found.used_at is None or now - found.used_at >= LAST_USE_WRITE_S:
             with self._database.writing() as connection:
                 connection.execute(update(Row).where(mine), {"used_at": now})
         role = min(found.role, own, key=ROLES.index)
@@ -143,5 +143,5 @@ def _check(name: str, role: str, run_id: str, expires_s: float) -> None:
     require_role(role)
     if run_id and role != ROLES[0]:
         raise UsageError(f"a token for {run_id} is not {role}", "it only reads this run", f"the role {ROLES[0]}")
-    if not 0 < expires_s <= LONGEST_S:
+    if not 0 < expires_s <= MAX_VALID_S:
         raise UsageError(f"a token is not valid for {expires_s:g} s", "more than 0 s, at most 366 days", "30d")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pwdlib import PasswordHash
 
 
-LEAST: Final = 12  # letters of a password
-MOST: Final = 256
+MIN_PASSWORD_LETTERS: Final = 12
+MAX_PASSWORD_LETTERS: Final = 256
 AT_ONCE: Final = 2
 PASSES: Final = 3
 MEMORY_KIB: Final = 32 * 1024
@@ -42,8 +42,12 @@ _turns = threading.BoundedSemaphore(AT_ONCE)
 def require_password(password: str, name: str) -> str:
     """Return a password; raise `UsageError` if it is too short, too long, or holds little but the user's name."""
     hint = "some words that nobody else puts together"
-    if not LEAST <= len(password) <= MOST:
-        raise UsageError(f"a password has {LEAST} to {MOST} characters", f"this one has {len(password)}", hint)
+    if not MIN_PASSWORD_LETTERS <= len(password) <= MAX_PASSWORD_LETTERS:
+        raise UsageError(
+            f"a password has {MIN_PASSWORD_LETTERS} to {MAX_PASSWORD_LETTERS} characters",
+            f"this one has {len(password)}",
+            hint,
+        )
     if len(set(password)) < 4 or password.lower().replace(name.lower(), "").strip("0123456789") == "":
         raise UsageError("this password is easy to guess", "it repeats a few characters, or the name", hint)
     return password
@@ -58,7 +62,9 @@ def hash_password(password: str) -> str:
 def matches(password: str, kept: str | None) -> bool:
     """Return True if `kept` is the hash of this password; None, of an unknown user, costs the same and is False."""
     with _turns:
-        found: bool = _hasher().verify(_bytes(password[:MOST]), kept if kept is not None else _of_nobody())
+        found: bool = _hasher().verify(
+            _bytes(password[:MAX_PASSWORD_LETTERS]), kept if kept is not None else _of_nobody()
+        )
     return found and kept is not None
 
 
@@ -82,7 +88,7 @@ def _of_nobody() -> str:
 
 
 NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{USER_LETTERS - 1}}}")
-REFUSED_S = 60.0  # between two rows of refused logins of one user
+REFUSAL_NOTE_S = 60.0  # between two rows of refused logins of one user
 RESERVED = (MACHINE, "operator", "dashboard", "aggregator")  # actors in the audit log that are no users
 
 
@@ -200,7 +206,7 @@ class Users:
         now = self._clock.wall()
         with self._database.reading() as connection:
             known = name if role_now(connection, name) is not None else "a name of no user"
-        if now - self._refused.get(known, -math.inf) >= REFUSED_S:
+        if now - self._refused.get(known, -math.inf) >= REFUSAL_NOTE_S:
             self._refused[known] = now
             with self._database.writing() as connection:
                 act(connection, now, "dashboard", "", "refuse login", known)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -220,15 +221,50 @@ def test_a_private_run_begins_with_no_model_whose_cost_is_not_counted(source, pr
     plan = '[run]\ntask = "ecg"\n[local]\nlr = 0.1\n'
     begun = {"run": {"init": ""}, "privacy": privacy}
     other: Any = SimpleNamespace(run_id="ecg-1", source=source, task="ecg", plan=begun)
-    require_counted(RunPlan.parse(plan), other, "last")
-    require_counted(RunPlan.parse(plan + private), other, "0")
+    require_counted(RunPlan.parse(plan), other, "last", no_run)
+    require_counted(RunPlan.parse(plan + private), other, "0", no_run)
     if not said:
-        require_counted(RunPlan.parse(plan + private), other, "last")
+        require_counted(RunPlan.parse(plan + private), other, "last", no_run)
         return
     for which, init in (("last", ""), ("1", ""), ("0", "device"), ("0", "run:ecg-0"), ("0", "model.safetensors")):
         other.plan["run"]["init"] = init
         with pytest.raises(PlanError, match=said):
-            require_counted(RunPlan.parse(plan + private), other, which)
+            require_counted(RunPlan.parse(plan + private), other, which, no_run)
+
+
+def no_run(run_id: str) -> Any:
+    raise AssertionError(f"{run_id} is not looked at")
+
+
+def test_a_simulated_model_counts_as_the_model_with_which_its_simulation_began(tmp_path):
+    """A simulation of one's own data may go on from a model of devices, and does not make it free."""
+    private = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\npopulation = "ward"\n'
+    plan = RunPlan.parse(f'[run]\ntask = "ecg"\n[local]\nlr = 0.1\n{private}')
+    runs: dict[str, Any] = {}
+
+    def add(run_id: str, source: str, init: str = "", **privacy: str) -> Any:
+        begun = {"run": {"init": init}, "privacy": {"mode": "off"} | privacy}
+        runs[run_id] = SimpleNamespace(run_id=run_id, source=source, task="ecg", plan=begun)
+        return runs[run_id]
+
+    add("ecg-1", "devices")
+    add("ecg-2", "sim", "run:ecg-1")
+    add("ecg-3", "devices", mode="central", population="ward")
+    for origin in ("run:ecg-1", "run:ecg-2", "run:ecg-2@0"):
+        with pytest.raises(PlanError, match=f"the model of ecg-9, which began with {origin}.*without a bound"):
+            require_counted(plan, add("ecg-9", "sim", origin), "last", runs.__getitem__)
+    for origin in ("run:ecg-1@0", "run:ecg-3", ""):
+        require_counted(plan, add("ecg-9", "sim", origin), "last", runs.__getitem__)
+    file = tmp_path / "model.safetensors"
+    other = add("ecg-9", "sim", str(file))
+    with pytest.raises(PlanError, match="that file is not there, so nobody knows of which data"):
+        require_counted(plan, other, "last", no_run)
+    tensors = {"weight": np.zeros(1, np.float32)}
+    save_file(tensors, file, {"run": "ecg-1"})
+    with pytest.raises(PlanError, match="a file of the model of ecg-1.*without a bound"):
+        require_counted(plan, other, "last", no_run)
+    save_file(tensors, file)
+    require_counted(plan, other, "last", no_run)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +294,9 @@ def test_the_file_of_a_model_says_what_its_run_has_spent(thinwire, home, tmp_pat
         require_counted_file(private, out)
     save_file(tensors, out, {"run": "toy-1", "source": "sim"})
     require_counted_file(private, out)
+    save_file(tensors, out, {"run": "toy-1", "source": "sim", "init": "run:toy-0"})
+    with pytest.raises(PlanError, match="which began with run:toy-0.*does not say of which data"):
+        require_counted_file(private, out)
     save_file(tensors, out)
     require_counted_file(private, out)
 

@@ -42,9 +42,11 @@ class StoredModel:
     metrics: Mapping[str, float]
 
     def about(self) -> dict[str, str]:
-        """Return the metadata of the exported file; the last three say whether a private run may begin with it."""
+        """Return the metadata of the exported file; the last ones say whether a private run may begin with it."""
         from thinwire import __version__
         from thinwire.store.read_models import population_of, privacy_section
+
+        init = str(self.run.plan["run"].get("init", ""))
 
         return {
             "thinwire": __version__,
@@ -60,6 +62,7 @@ class StoredModel:
             "source": self.run.source,
             "privacy": privacy_section(self.run).mode,
             "population": population_of(self.run),
+            **({"init": init} if init and self.run.source == "sim" else {}),
         }
 
     @property

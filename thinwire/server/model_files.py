@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from thinwire.reports.stored_models import StoredModel, stored_model
 
 if TYPE_CHECKING:
     from thinwire.core import Layout, RunPlan, Vector
+    from thinwire.core.errors import ThinwireError
     from thinwire.core.layout import Tensor
     from thinwire.core.types import Fixed
     from thinwire.store import RunRow, Store
@@ -131,20 +133,34 @@ def model_of_run(store: Store, home: AggregatorHome, plan: RunPlan, layout: Layo
             why="its tensors have other names or shapes",
             hint="the same task, or leave [run] init out",
         )
-    require_counted(plan, other.run, named[1])
+    require_counted(plan, other.run, named[1], store.run)
     return other
 
 
-def require_counted(plan: RunPlan, other: RunRow, which: str) -> None:
+def require_counted(plan: RunPlan, other: RunRow, which: str, run_of: Callable[[str], RunRow]) -> None:
     """Raise `PlanError` if a private plan begins with a model of devices whose cost its population's ledger lacks.
 
     The first model of a run (`which` is "0") costs nothing if `thinwire run` made it by the task's model(). On a device
-    model() might read that device's data.
+    model() might read that device's data. A simulated model tells of the model with which the simulation began, too.
+    `run_of` returns a run by its id.
     """
+    _require_counted_run(plan, other, which, run_of, f"the model of {other.run_id}")
+
+
+def _require_counted_run(plan: RunPlan, other: RunRow, which: str, run_of: Callable[[str], RunRow], model: str) -> None:
     from thinwire.store.read_models import population_of, privacy_section
 
-    if other.source == "devices" and not (which == "0" and not other.plan["run"].get("init", "")):
-        _require_counted(plan, f"the model of {other.run_id}", privacy_section(other).mode, population_of(other))
+    init = str(other.plan["run"].get("init", ""))
+    if plan.privacy.mode == "off" or (not init and (which == "0" or other.source == "sim")):
+        return
+    if other.source == "devices":
+        _require_counted(plan, model, privacy_section(other).mode, population_of(other))
+    elif named := named_model(init):
+        _require_counted_run(plan, run_of(named[0]), named[1], run_of, f"{model}, which began with {init}")
+    elif (path := Path(init).expanduser()).is_file():
+        require_counted_file(plan, path)
+    else:
+        raise _uncounted(f"{model}, which began with {init}", "that file is not there, so nobody knows of which data")
 
 
 def require_counted_file(plan: RunPlan, path: Path) -> None:
@@ -160,16 +176,16 @@ def require_counted_file(plan: RunPlan, path: Path) -> None:
         return
     with safe_open(path, framework="numpy") as file:
         about = file.metadata() or {}
-    if "run" in about and about.get("source") != "sim":
-        model = f"a file of the model of {plain(about['run'][:80])}"
+    if "run" not in about:
+        return
+    model = f"a file of the model of {plain(about['run'][:80])}"
+    if about.get("source") != "sim":
         _require_counted(plan, model, about.get("privacy", "off"), plain(about.get("population", "")[:80]))
+    elif init := plain(about.get("init", "")[:80]):
+        raise _uncounted(f"{model}, which began with {init}", "a file does not say of which data that model was")
 
 
 def _require_counted(plan: RunPlan, model: str, mode: str, counted_in: str) -> None:
-    from thinwire.core.errors import PlanError
-
-    if plan.privacy.mode == "off":
-        return
     population = plan.privacy.population or plan.run.task
     if mode == "off":
         why = "it tells of its clients' data without a bound, and so would every model that is made of it"
@@ -179,7 +195,13 @@ def _require_counted(plan: RunPlan, model: str, mode: str, counted_in: str) -> N
         why = f"what it spent is counted in the population {counted_in}, and not in {population}"
     else:
         return
-    raise PlanError(
+    raise _uncounted(model, why)
+
+
+def _uncounted(model: str, why: str) -> ThinwireError:
+    from thinwire.core.errors import PlanError
+
+    return PlanError(
         f"a private run that begins with {model}",
         why,
         "leave [run] init out, or take a model of public data, or of a private run of the same population",

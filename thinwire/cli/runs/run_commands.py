@@ -347,9 +347,9 @@ def _submit(
     named = named_model(plan.run.init)
     other = store.run(named[0]) if named else None
     if named is not None and other is not None:
-        require_counted(plan, other, named[1])
+        require_counted(plan, other, named[1], store.run)
     elif plan.run.init == old.run.init:
-        require_counted(plan, row, "0")
+        require_counted(plan, row, "0", store.run)
     shares = old.local.personal_layers == plan.local.personal_layers
     takes = shares and other is not None and Layout.from_json(other.layout).digest == layout.digest
     if task or not (takes or _begins_alike(row, old, plan)):

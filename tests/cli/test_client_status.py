@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from thinwire.client.calls import ClientStatus
+from thinwire.client.policy import Policy
 from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import client_home, hold
 from thinwire.privacy.pinned_roster import write_roster
@@ -93,6 +94,42 @@ def test_the_owner_sees_what_the_policy_and_the_pinned_roster_demand_of_secure_r
     (folder / "client.toml").write_text("[policy]\nmin_cohort = -1\n")
     (row,) = thinwire("client", "status", "--json", "--home", home).document
     assert {name: text.partition(" (")[0] for name, text in row["secure"].items()}.keys() == {"policy", "roster"}
+
+
+def test_the_owner_sees_what_the_policy_demands_of_private_rounds_and_of_work(thinwire, home):
+    folder = client_home(home, "pi-03")
+    ClientStatus().save(folder)
+    with hold(folder / "lock", {}):
+        pass
+    (folder / "client.toml").write_text(
+        '[policy]\nprivacy = ["distributed", "local"]\nmax_epsilon = 4\nmin_noise = 0.5\nrounds_a_day = 20\n'
+        'hours = "22:00-06:00"\nhours_end_work = false\n'
+    )
+    (row,) = thinwire("client", "status", "--json", "--home", home).document
+    assert row["private"] == {"privacy": ["distributed", "local"], "max_epsilon": 4.0, "min_noise": 0.5}
+    assert row["work"] == {"rounds_a_day": 20, "hours": "22:00-06:00", "hours_end_work": False}
+    assert row["secure"] == {}
+    said = thinwire("client", "status", "--home", home).out
+    for line in (
+        "its owner demands of private rounds: privacy = distributed or local, max_epsilon = 4, min_noise = 0.5",
+        "its owner limits its work: rounds_a_day = 20, hours = 22:00-06:00, hours_end_work = false",
+    ):
+        assert f"pi-03: {line}\n" in said
+    assert "secure rounds" not in said
+
+
+def test_every_key_of_the_policy_is_shown_if_it_is_not_the_default(thinwire, home):
+    other = {"tasks": ["t"], "kinds": ["train"], "secure": "required", "adversary": "malicious", "privacy": ["local"],
+             "hours": "22:00-06:00", "hours_end_work": False, "metered": "refuse", "link": "metered",
+             "power": "mains", "max_corrupt_assumed": 0.5, "max_delta": 0.5}  # fmt: skip
+    values = {key: other.get(key, 3) for key in Policy.model_fields}
+    folder = client_home(home, "pi-03")
+    with hold(folder / "lock", {}):
+        pass
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    (folder / "client.toml").write_text("\n".join(["[policy]", *lines]))
+    (row,) = thinwire("client", "status", "--json", "--home", home).document
+    assert {**row["secure"], **row["private"], **row["work"]} == values
 
 
 def test_a_client_starts_with_a_roster_and_the_key_of_its_owner_alone(thinwire, home, tmp_path):

@@ -268,46 +268,64 @@ def look(home: Path, name: str) -> dict[str, Any]:
     if about is None:
         standing |= {"state": "stopped", "connected_at": None}
     found = {"name": name, "running": about is not None, **standing, "pending": pending(folder)}
-    return found | {"aggregator": joined_url(folder), "secure": demands(folder)} | (about or {})
+    return found | {"aggregator": joined_url(folder)} | demands(folder) | (about or {})
 
 
 SECURE_KEYS = ("secure", "adversary", "max_corrupt_assumed", "min_cohort", "min_survivors")
+PRIVATE_KEYS = ("privacy", "max_epsilon", "max_delta", "max_participations", "min_noise")
+DEMANDS = {
+    "secure": "its owner demands of secure rounds",
+    "private": "its owner demands of private rounds",
+    "work": "its owner limits its work",
+}  # in words, by the key of `demands`
 
 
-def demands(folder: Path) -> dict[str, Any]:
-    """Return what the owner's policy demands of secure rounds, by key, and the number of devices of a pinned roster.
+def demands(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what the owner's policy says that a missing one does not: of secure rounds, of private ones, of its work.
 
-    The policy and the roster are those of the last start. `policy` or `roster` holds the error if one is not valid.
+    `secure` has the number of devices of a pinned roster too. The policy and the roster are those of the last start.
+    `policy` or `roster` holds the error if one is not valid.
     """
     from thinwire.cli.client.start import pinned_roster
     from thinwire.client.policy import FILE, Policy, load_policy
     from thinwire.core.errors import ThinwireError
 
-    options, found = StartOptions.load(folder) or StartOptions(), dict[str, Any]()
+    options, found = StartOptions.load(folder) or StartOptions(), {name: dict[str, Any]() for name in DEMANDS}
+    place = dict.fromkeys(SECURE_KEYS, "secure") | dict.fromkeys(PRIVATE_KEYS, "private")
     try:
         given, usual = load_policy(options.path("policy") or folder / FILE), Policy()
-        values = {key: getattr(given, key) for key in SECURE_KEYS}
-        found |= {key: value for key, value in values.items() if value != getattr(usual, key)}
+        for key in Policy.model_fields:
+            if (value := getattr(given, key)) != getattr(usual, key):
+                found[place.get(key, "work")][key] = value
     except ThinwireError as error:
-        found["policy"] = str(error)
+        found["secure"]["policy"] = str(error)
     try:
         pinned = pinned_roster(options.path("roster"), options.path("roster_key"))
-        found |= {} if pinned is None else {"pinned": len(pinned)}
+        found["secure"] |= {} if pinned is None else {"pinned": len(pinned)}
     except ThinwireError as error:
-        found["roster"] = str(error)
+        found["secure"]["roster"] = str(error)
     return found
 
 
 def demanded(found: dict[str, Any]) -> str:
-    """Return in words what `demands` found.
+    """Return in words what `demands` found of one kind.
 
     >>> demanded({"secure": "required", "min_cohort": 10, "pinned": 12})
     'secure = required, min_cohort = 10, a pinned roster of 12 devices'
+    >>> demanded({"privacy": ["central", "local"], "max_epsilon": 4.0, "hours_end_work": False})
+    'privacy = central or local, max_epsilon = 4, hours_end_work = false'
     """
-    words = [f"{key} = {value}" for key, value in found.items() if key in SECURE_KEYS]
-    words += [f"{key} not valid: {found[key]}" for key in ("policy", "roster") if key in found]
+    errors = ("policy", "roster")
+    words = [f"{key} = {_value(value)}" for key, value in found.items() if key not in (*errors, "pinned")]
+    words += [f"{key} not valid: {found[key]}" for key in errors if key in found]
     words += [f"a pinned roster of {formatting.counted(found['pinned'], 'device')}"] if "pinned" in found else []
     return ", ".join(words)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return " or ".join(value)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def pending(folder: Path) -> int:
@@ -337,8 +355,9 @@ def show(rows: list[dict[str, Any]]) -> None:
     ]
     console.table(header, cells, right=("process", "round", "pending"))
     for row in rows:
-        if row["secure"]:
-            console.line(f"{row['name']}: its owner demands of secure rounds: {demanded(row['secure'])}")
+        for key, text in DEMANDS.items():
+            if row[key]:
+                console.line(f"{row['name']}: {text}: {demanded(row[key])}")
         if row["last_error"] and row["connected_at"] is None:  # since then every call succeeded
             console.line(f"{row['name']}: {console.ago(row['last_error_at'])}: {row['last_error']}")
         if abs(row["skew_s"] or 0.0) >= SHOWN_SKEW_S:

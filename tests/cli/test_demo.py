@@ -26,7 +26,7 @@ from thinwire.cli.demo.report import activation, sentences, spent_sentence, time
 from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.core.events import UpdateAccepted
 from thinwire.core.plan_values import SecureSection
-from thinwire.core.secure_numbers import protects
+from thinwire.core.secure_numbers import fewest_survivors, protects
 from thinwire.privacy.noise_plan import noise_plan
 
 KEYS = {
@@ -185,6 +185,15 @@ def test_a_private_demo_under_masks_plans_its_noise_for_its_number_of_clients():
     assert not plan.check(codecs)
     with pytest.raises(UsageError):
         plan_of(4, 1, 2, secure=True, private=True)
+
+
+@pytest.mark.parametrize("clients", [4, 6, 9, 10, 20])
+def test_a_private_demo_under_masks_has_a_sum_of_the_round_in_which_a_client_is_killed(clients):
+    plan = plan_of(4, 1, clients, secure=True, private=True)
+    assert not plan.check(codecs)
+    assert fewest_survivors(plan.secure, clients, noised=True) < clients
+    with pytest.raises(UsageError, match="a sum needs 3"):
+        plan_of(4, 1, 3, secure=True, private=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

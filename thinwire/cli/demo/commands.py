@@ -257,11 +257,13 @@ def kind_of(plan: RunPlan) -> str:
 def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False, private: bool = False) -> RunPlan:
     """Return the example's plan with the demo's options; each round waits for all clients.
 
-    `UsageError` for a secure plan and fewer clients than a sum under masks needs.
+    One client is killed. A private round that may lose none would then be spent without a sum, and the last round
+    would be missing, so there a round may lose one client of however few. `UsageError` for fewer clients than a sum
+    under masks needs.
     """
     from thinwire.core import RunPlan
     from thinwire.core.errors import UsageError
-    from thinwire.core.secure_numbers import LEAST_CLIENTS
+    from thinwire.core.secure_numbers import LEAST_CLIENTS, share_of
 
     if secure and clients < LEAST_CLIENTS:
         raise UsageError(
@@ -269,10 +271,18 @@ def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False, priva
             why="each of two clients could subtract its own update from the sum, and the sum of one is its update",
             hint=f"--clients {LEAST_CLIENTS}, or more",
         )
-    sets = {"run.rounds": rounds, "run.seed": seed, "cohort.wait_for": clients}
-    if secure and private:  # how much noise each adds follows from their number
-        sets["cohort.clients"] = clients
+    if secure and private and clients == LEAST_CLIENTS:
+        raise UsageError(
+            f"--clients {clients} with --private --secure",
+            why=f"one of them is killed in a round, and a sum needs {LEAST_CLIENTS}",
+            hint=f"--clients {LEAST_CLIENTS + 1}, or more",
+        )
     kind = "-".join(name for name, given in (("private", private), ("secure", secure)) if given) or "plan"
+    sets: dict[str, Any] = {"run.rounds": rounds, "run.seed": seed, "cohort.wait_for": clients}
+    if secure and private:  # how much noise each adds follows from their number
+        sets |= {"cohort.clients": clients}
+        if not share_of(RunPlan.load(plan_file(kind)).secure.max_dropout, clients):
+            sets |= {"secure.max_dropout": 1 / clients}
     return RunPlan.load(plan_file(kind), {key: str(value) for key, value in sets.items()})
 
 

@@ -321,7 +321,7 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
         yield "tree", tree_text(run)
     if (fits := run.rounds_in_budget()) is not None:
         of_one = f"{counted(noise.participations, 'round')} of one client"
-        yield "budget", f"{privacy.budget:g}, which {fits} of {of_one} fit"
+        yield "budget", f"{privacy.budget:g}; {fits} of {of_one} fit into it"
     grid = f"{noise.scale:.0f} steps a clip"
     if privacy.mode == "distributed":
         grid += f", {noise.width} bits a value; the cost counts the noise of {run.honest} of {run.selected} clients"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from thinwire.server.context import RunContext
 
 MAX_PARTICIPATIONS = "has taken part in {} rounds of this run, the most of [privacy] max_participations"
+PLANNED = "has taken part in {} rounds of this run, for as many as its noise is planned; one without a model counts too"
 MIN_SEPARATION = "took part in round {}, and [privacy] min_separation = {} lets it take part again from round {} on"
 BUDGET = "would pass [privacy] budget = {:g} with one more round: {} at delta = {:g} are spent"
 
@@ -71,7 +72,7 @@ class PrivacyBudget:
         if device in self._barred:
             return self._barred[device]
         if len(here.get(device, ())) >= (most := participations_of(self.plan)):
-            return MAX_PARTICIPATIONS.format(most)
+            return (MAX_PARTICIPATIONS if most == self.plan.privacy.max_participations else PLANNED).format(most)
         if privacy.budget is None:
             return ""
         return self._over_budget(running, spent.get(device, {}), release)
@@ -157,16 +158,18 @@ class PrivacyBudget:
         run on devices another device may connect.
         """
         self._spent = None  # another run of the population may have spent since
-        if self.plan.privacy.budget is not None and (why := self._over_budget(running, {}, release)):
-            nobody = "a client that has spent nothing"  # not even such a client may come
-            raise _budget_spent("no round fits into the budget", nobody, why)
+        budget, delta = self.plan.privacy.budget, self.plan.privacy.delta
+        if budget is not None and self._over_budget(running, {}, release):
+            one = rounded_up(Budget(budget, delta, self._planned(running, release)).reached({release: 1}))
+            said = f"costs epsilon {one} at delta = {delta:g}, and [privacy] budget = {budget:g}"
+            raise _budget_spent("no round fits into the budget", "one round", said)
         excluded = {device: self._why_spent_out(running, device, release) for device in running.presence.devices}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1
         if excluded and left < needed <= len(excluded):
             device, why = next((device, why) for device, why in excluded.items() if why)
             raise _budget_spent(
-                f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend", device, why
+                f"a round needs {counted(needed, 'client')}, and {left} of {len(excluded)} may still spend", device, why
             )
 
         if not running.simulated or self.plan.privacy.min_separation == 1:

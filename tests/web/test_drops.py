@@ -9,14 +9,17 @@ from playwright.sync_api import expect
 from tests.support.api_answers import Told
 from tests.support.browsing import Open, axe, overflow
 from tests.support.serving import Shown
+from thinwire.client.errors import WORK
 from thinwire.core.events import CloseReason, DropReason
-from thinwire.reports.reason_text import CLOSED, DROP_TEXTS
+from thinwire.privacy.participant import Reason
+from thinwire.reports.reason_text import CLOSED, DROP_TEXTS, LEFT
 
 SAID = DROP_TEXTS["bad-payload"]
 
 
 def test_each_reason_of_a_drop_and_of_a_round_s_end_has_a_sentence():
     assert set(DROP_TEXTS) == set(get_args(DropReason))
+    assert set(LEFT) == {*get_args(Reason), "lattice", WORK}, "the words that a client under masks tells of a failure"
     assert set(CLOSED) == set(get_args(CloseReason))
 
 

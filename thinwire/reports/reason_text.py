@@ -110,6 +110,22 @@ DROPS: Mapping[str, str] = {  # of each `DropReason`, what the update was or wha
     "aborted": "its round ended without a sum: masks do not cancel, or the privacy ledger has no reservation for it",
 }
 DROP_TEXTS = {code: text.replace("`", "") for code, text in DROPS.items()}
+LEFT: Mapping[str, str] = {  # of the one word that a client under masks or noise tells of a failure, what it did
+    "terms": "the plan withstands a malicious aggregator, and the client has pinned no roster",
+    "message": "the client could not read a request of the aggregator",
+    "roster": "the client does not accept the roster of the round: its pinned one lacks a device, or two have a key",
+    "signature": "a signature does not fit: clients were told different things, or a message was altered",
+    "too-few": "fewer clients are left than the plan or the device's owner demands",
+    "shares": "what other clients sent does not fit what they had committed to",
+    "survivors": "the client, or one without shares, is wrongly on or off the list of survivors",
+    "another-request": "the aggregator requested two different things in one phase",
+    "order": "the client has left the round before, or began it in another process",
+    "lattice": "the update could not be rounded within the bound that the noise hides",
+    "work": "its task, its training or its disk failed; nothing more of it leaves the device",
+}
+OUTCOME_TEXTS = DROP_TEXTS | {
+    f"failed: {word}": f"{text}; thinwire client logs on the device has more" for word, text in LEFT.items()
+}
 CLOSED: Mapping[str, str] = {  # of each `CloseReason`, why a round closed
     "all": "every selected device has replied",
     "enough": "the target of updates is aggregated, or no other device could reply in time",
@@ -140,12 +156,13 @@ def _reason(code: str, numbers: Mapping[str, object]) -> str:
 
 
 def drop_sentence(reason: str) -> str:
-    """Return the reason of a drop with its sentence; one with a text, or of a later version, stands for itself.
+    """Return the reason of a drop or a failure with its sentence; one of a later version stands for itself, as any
+    text does.
 
     >>> drop_sentence("duplicate"), drop_sentence("bad-payload: NaN")
     ('duplicate: its assignment had a reply already', 'bad-payload: NaN')
     """
-    return f"{reason}: {DROP_TEXTS[reason]}" if reason in DROPS else reason
+    return f"{reason}: {OUTCOME_TEXTS[reason]}" if reason in OUTCOME_TEXTS else reason
 
 
 def event_sentence(event: Event) -> str:

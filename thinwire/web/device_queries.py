@@ -14,7 +14,7 @@ from thinwire.core.events import ENDED, DeviceOffline
 from thinwire.core.formatting import duration
 from thinwire.core.link_state import SUSPECT_S
 from thinwire.reports.privacy import last_contacts
-from thinwire.reports.reason_text import DROP_TEXTS
+from thinwire.reports.reason_text import OUTCOME_TEXTS
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.store import (
     LINK_KINDS,
@@ -280,7 +280,7 @@ def next_step(info: DeviceInfo, standing: str, tasks: Sequence[models.Task], gon
     if info.last_outcome.startswith(("failed", "dropped")) and not info.last_is_over:
         outcome, _, reason = info.last_outcome.partition(": ")
         became = "was dropped" if outcome == "dropped" else outcome
-        return f"Read why its last assignment in {info.last_run} {became}: {DROP_TEXTS.get(reason, reason)}."
+        return f"Read why its last assignment in {info.last_run} {became}: {OUTCOME_TEXTS.get(reason, reason)}."
     return ""
 
 

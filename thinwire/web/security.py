@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import ENDED, RunStatus
-from thinwire.reports.reason_text import DROP_TEXTS
+from thinwire.reports.reason_text import OUTCOME_TEXTS
 from thinwire.store import MACHINE, ROLES, Person, Store
 from thinwire.web.access import RECENT_S, VISITOR, Access, Match, Visitor
 from thinwire.web.connections import allow_time, mark_known
@@ -279,6 +279,6 @@ def shell(
     text = text.replace("{{script}}", script).replace("{{style}}", style)
     for name, words in (("roles", ROLES), ("statuses", get_args(RunStatus)), ("ended", ENDED)):
         text = text.replace(f"{{{{{name}}}}}", " ".join(words))
-    text = text.replace("{{drops}}", html.escape(json.dumps(DROP_TEXTS)))
+    text = text.replace("{{drops}}", html.escape(json.dumps(OUTCOME_TEXTS)))
     text = text.replace("{{home}}", html.escape(home)).replace("{{start}}", html.escape(start))
     return HTMLResponse(text.replace("{{news}}", html.escape(json.dumps(news))))

@@ -154,7 +154,7 @@ def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:
         kinds = Counter(one.reason.partition(":")[0] for one in lost).most_common()
         of_each = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if kinds[1:] else ""
         last = lost[-1]
-        why = drop_sentence(last.reason) if outcome == "dropped" else last.reason
+        why = drop_sentence(last.reason)
         yield f"{device}: {noun}s {outcome}: {len(lost)}{of_each}, the last of round {last.round}: {why}"
 
 

@@ -148,6 +148,13 @@ def test_a_key_of_another_kind_is_refused(thinwire, tmp_path, signed, key):
     ):
         refused(thinwire("devices", "roster", "sign", tmp_path / "roster.json", "--key", tmp_path / file), 2, word)
     refused(thinwire("devices", "roster", "verify", signed, "--key", key), 2, "other half of a pair")
+    refused(thinwire("devices", "roster", "verify", signed, "--key", key), 2, "the public half: KEY.pem.pub")
+
+
+def test_a_signed_roster_is_not_signed_again_and_a_key_that_is_no_text_is_named(thinwire, tmp_path, signed, key):
+    refused(thinwire("devices", "roster", "sign", signed, "--key", key), 8, "the roster is signed")
+    (tmp_path / "odd.json").write_text('{"pi-01": 7}')
+    refused(thinwire("devices", "roster", "sign", tmp_path / "odd.json", "--key", key), 8, "it is no text")
 
 
 def test_what_is_no_roster_is_not_signed(thinwire, tmp_path, signed, key):

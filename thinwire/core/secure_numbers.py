@@ -160,11 +160,11 @@ def check_numbers(secure: SecureSection, selected: int, target: int) -> None:
             f"[secure] max_dropout = {math.ceil(100 * cut / selected) / 100:g} and more for real drop-outs, or less "
             "[cohort] over_select",
         )
-    if secure.min_survivors > selected - found.dropout:
+    if secure.min_survivors > (left := selected - found.dropout):
         raise PlanError(
             f"[secure] min_survivors = {secure.min_survivors} among {selected} clients",
-            f"after the {found.dropout} drop-outs that max_dropout allows, {selected - found.dropout} clients are left",
-            f"[secure] min_survivors = {selected - found.dropout}, or more clients",
+            f"after {counted(found.dropout, 'drop-out')}, as max_dropout allows, {left} clients are left",
+            f"[secure] min_survivors = {left}, or more clients",
         )
     scale = METRIC_BITS if secure.metrics or secure.histograms else 0
     if selected * secure.weight_max << scale >= 1 << SCALAR_BITS:

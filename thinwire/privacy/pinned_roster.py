@@ -44,7 +44,10 @@ def write_roster(devices: Mapping[str, bytes]) -> bytes:
 
 def read_roster(raw: bytes) -> dict[str, bytes]:
     """Return the devices of an unsigned file, sorted by name; raise `DataLost` with what is wrong with it."""
-    return _decoded(_table(raw, "the roster", f"it reads {UNSIGNED}"))
+    table = _table(raw, "the roster", f"it reads {UNSIGNED}")
+    if table.get("format") == FORMAT:
+        raise DataLost("the roster is signed", "what is signed or exported is not", f"the unsigned one: {UNSIGNED}")
+    return _decoded(table)
 
 
 def sign_roster(devices: Mapping[str, bytes], key: Ed25519PrivateKey) -> bytes:
@@ -93,7 +96,8 @@ def _decoded(table: Mapping[str, Any]) -> dict[str, bytes]:
         try:
             devices[name] = base64.b64decode(table[name], validate=True)
         except (TypeError, ValueError) as error:
-            raise DataLost(f"the key of {name[:80]!r} is not base64", str(error), f"it reads {UNSIGNED}") from error
+            why = str(error) if isinstance(table[name], str) else "it is no text"
+            raise DataLost(f"the key of {name[:80]!r} is not base64", why, f"it reads {UNSIGNED}") from error
     _check(devices)
     return devices
 

@@ -137,18 +137,21 @@ def _loaded(path: Path, load: Any, kind: type[Any], word: str) -> Any:
     try:
         found = load(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        other = {"private": b"PUBLIC KEY", "public": b"PRIVATE KEY"}[word]
-        why = "it is the other half of a pair" if other in data else "it is damaged, of another form, or has a password"
+        other, half = {"private": (b"PUBLIC KEY", "KEY.pem"), "public": (b"PRIVATE KEY", "KEY.pem.pub")}[word]
+        if other in data:
+            why, hint = "it is the other half of a pair", f"--key with the {word} half: {half}, as the help calls it"
+            raise _unusable(path, f"{path} is no {word} key in PEM", why, hint) from error
+        why = "it is damaged, of another form, or has a password"
         raise _unusable(path, f"{path} is no {word} key in PEM", why) from error
     if not isinstance(found, kind):
         raise _unusable(path, f"{path} is no Ed25519 key", "rosters are signed with keys of this kind only")
     return found
 
 
-def _unusable(path: Path, what: str, why: str) -> ThinwireError:
+def _unusable(path: Path, what: str, why: str, hint: str = "") -> ThinwireError:
     from thinwire.core.errors import UsageError
 
-    return UsageError(what, why, f"--key with another file than {path.name}; {MAKE}")
+    return UsageError(what, why, hint or f"--key with another file than {path.name}; {MAKE}")
 
 
 def _read(path: Path, most: int, hint: str) -> bytes:

@@ -97,3 +97,16 @@ def test_a_client_without_an_identity_declines(tmp_path):
     }
     clients.open()
     assert failure_of(clients, ONE) == ("declined", "secure: this client cannot sum under masks")
+
+
+def test_a_device_without_random_bytes_takes_part_in_no_round_and_says_why(tmp_path, monkeypatch):
+    def fail(count: int) -> bytes:
+        raise OSError("no entropy")
+
+    clients = SecureClients(tmp_path, identities={0: secure_identity(0)})
+    monkeypatch.setattr("thinwire.privacy.secret_rng.os.urandom", fail)
+    clients.handlers = {ONE: clients.handlers[ONE]}
+    clients.open()
+    assert failure_of(clients, ONE) == ("failed", "work")
+    assert ONE in clients.server.outstanding, "no advertisement came"
+    assert any("the operating system gives no random bytes" in said for said in clients.said)

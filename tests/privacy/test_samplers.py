@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from thinwire.compression import native
-from thinwire.core.errors import UsageError
+from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.privacy.samplers import MAX_VARIANCE, MIN_VARIANCE, ExactSampler, TableSampler
 from thinwire.privacy.secret_rng import CHUNK, SystemRng
 
@@ -235,7 +235,7 @@ def test_a_system_without_entropy_is_an_error_and_nothing_is_drawn(draw: Callabl
         raise OSError("no entropy")
 
     monkeypatch.setattr("os.urandom", fail)
-    with pytest.raises(OSError, match="no entropy"):
+    with pytest.raises(ThinwireError, match="gives no random bytes.*no entropy"):
         draw(SystemRng())
 
 

@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
+from thinwire.core.errors import ThinwireError
+
 KEY_BYTES = 32
 CHUNK = 1 << 16  # bytes: the zeros that are encrypted stay in the second-level cache
 ZEROS = bytes(CHUNK)
@@ -33,6 +35,18 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
+
+
+def entropy(count: int) -> bytes:
+    """Return random bytes of the operating system; raise `ThinwireError` if it has none to give."""
+    try:
+        return os.urandom(count)
+    except (OSError, NotImplementedError) as error:
+        raise ThinwireError(
+            "the operating system gives no random bytes, so nothing is masked or noised and nothing leaves",
+            why=str(error),
+            hint="/dev/urandom has to be readable in this container or chroot, then again",
+        ) from error
 
 
 def stream(key: bytes, block: int) -> CipherContext:
@@ -67,7 +81,7 @@ class SystemRng:
 
     def random_bytes(self, count: int) -> bytes:
         """Return `count` random bytes of the operating system."""
-        return os.urandom(count)
+        return entropy(count)
 
     def fill(self, out: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
         """Overwrite a contiguous array with random bits: AES-256 in counter mode under a key of the operating system.
@@ -80,7 +94,7 @@ class SystemRng:
 
     def _stream(self) -> CipherContext:
         if getattr(self._own, "forks", None) != _forks:  # a new thread, or a child of the process that drew
-            self._own.stream, self._own.forks = stream(os.urandom(KEY_BYTES), 0), _forks
+            self._own.stream, self._own.forks = stream(entropy(KEY_BYTES), 0), _forks
         made: CipherContext = self._own.stream
         return made
 
@@ -107,7 +121,7 @@ class StoredKey:
     @classmethod
     def made(cls) -> StoredKey:
         """Return a new key of the operating system."""
-        return cls(os.urandom(KEY_BYTES))
+        return cls(entropy(KEY_BYTES))
 
     @classmethod
     def read(cls, text: str) -> StoredKey:

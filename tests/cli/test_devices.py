@@ -29,6 +29,7 @@ from thinwire.core.fleet import Hello, TaskReport, population_key
 from thinwire.core.link_state import SUSPECT_S
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, hold
+from thinwire.privacy.pinned_roster import write_roster
 from thinwire.store import MeasureRow
 from thinwire.web.device_queries import Devices
 from thinwire.web.settings import may_serve
@@ -291,6 +292,10 @@ def test_devices_whose_keys_a_device_reported_are_named_and_forgotten_only_with_
     store.roster.seen(Hello("pi-02", "p1", booked={population_key("ward"): 1}, booked_keys=(row.fingerprint,)), at=1.0)
     for name in ("pi-01", "pi-02"):
         store.roster.revoke(name)
+    pinned = ec.generate_private_key(ec.SECP256R1()).public_key()
+    (home / "roster.json").write_bytes(
+        write_roster({"pi-02": pinned.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)})
+    )
     refused = thinwire("devices", "forget", "pi-02", "--home", home)
     assert refused.code != 0
     assert "pi-02 is forgotten only together with pi-01" in refused.err
@@ -299,6 +304,7 @@ def test_devices_whose_keys_a_device_reported_are_named_and_forgotten_only_with_
     said = thinwire("devices", "forget", "pi-02", "--yes", "--home", home)
     assert said.code == 0
     assert "pi-01 is forgotten with it" in said.err
+    assert "the installed roster still names pi-02: thinwire devices roster install" in said.err
     store.roster.refresh()
     assert store.roster.rows() == []
 

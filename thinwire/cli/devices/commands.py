@@ -283,7 +283,23 @@ def forget(
         console.note(f"{other} is forgotten with it: {name} had reported its key")
     for kept in found.kept_names:
         console.note(f"its earlier name {kept} stays in old events: another device has that name now")
+    if _is_on_roster(home, name):
+        console.note(f"the installed roster still names {name}: thinwire devices roster install, with one without it")
     console.note("backups, logs, exported files and models still have what they had: delete what you may not keep")
+
+
+def _is_on_roster(home: Path | None, name: str) -> bool:
+    """Return True if the installed roster has this device, or is not readable."""
+    from thinwire.cli.local_state import aggregator_home
+    from thinwire.core.errors import DataLost
+    from thinwire.privacy.pinned_roster import read_roster
+
+    try:
+        return name in read_roster(aggregator_home(home).roster.read_bytes())
+    except FileNotFoundError:
+        return False
+    except (OSError, DataLost):
+        return True
 
 
 START_S = 60.0  # of an aggregator

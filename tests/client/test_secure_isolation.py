@@ -78,3 +78,18 @@ def test_the_end_of_a_run_gives_no_second_sum_of_its_round(tmp_path: Path) -> No
     found = clients.replies[ONE]
     assert isinstance(found, Failure)
     assert (found.kind, found.text) == ("failed", "order")
+
+
+def test_a_restored_aggregator_that_makes_a_round_again_gets_other_updates_in_its_sum(tmp_path: Path) -> None:
+    """With the same updates in two sums, of which the second lacks one client, the difference would be its update."""
+    clients = SecureClients(tmp_path, secure_plan("bits = 16"), functions={"model": relu})
+    clients.open()
+    first = {name: changed_of(begun) for name, begun in clients.begun.items()}
+    clients.run()
+    clients.run_identity, clients.number = "restored", 0
+    clients.open(away=[name_of(3)])
+    again = {name: changed_of(begun) for name, begun in clients.begun.items()}
+    assert len(again) == 3
+    for name, change in again.items():
+        apart = float(np.linalg.norm(change - first[name]))
+        assert apart > 0.01 * float(np.linalg.norm(change)), name

@@ -107,6 +107,7 @@ class SecureClients:
     owner: Policy | None = None
     windows: int = 1
     clip: float = 1.0
+    run_identity: str = "run-identity"
     requests: dict[str, bytes] = field(default_factory=dict)  # of the open phase
     requested: dict[str, dict[str, bytes]] = field(default_factory=dict)  # phase -> requests
     answered: dict[str, dict[str, Reply | None]] = field(default_factory=dict)  # phase -> what the clients said
@@ -137,7 +138,7 @@ class SecureClients:
         work = SecureWork(self.clients, (self.number - 1) % self.windows, self.clip)
         made = self.aggregator.assign(
             self.number, params=self.params, assignment_id=assignment_id_of(RUN, self.number, name), codec="lattice",
-            secure=work, identity="run-identity", deadline_s=60.0,
+            secure=work, identity=self.run_identity, deadline_s=60.0,
         )  # fmt: skip
         return replace(made, assignment=replace(made.assignment, **changed))
 
@@ -149,7 +150,7 @@ class SecureClients:
         assignment = self.assignment("pi-00").assignment
         self.work = assignment.secure
         assert self.work is not None
-        self.lattice: Lattice = lattice_of(self.plan, self.aggregator.first.layout.size, self.work, "run-identity")
+        self.lattice: Lattice = lattice_of(self.plan, self.aggregator.first.layout.size, self.work, self.run_identity)
         self.terms: SecureTerms = terms_of(
             self.plan, self.work, self.lattice.lanes, self.lattice.width, self.lattice.grid
         )
@@ -184,7 +185,7 @@ class SecureClients:
         return Delivery(
             Assignment(
                 phase_id(training.assignment_id, phase), RUN, "small", "secure", self.plan.digest, self.number,
-                parts=(part,), identity="run-identity",
+                parts=(part,), identity=self.run_identity,
             ),
             path,
         )  # fmt: skip

@@ -102,8 +102,13 @@ class AssignmentContext:
 
         Nothing else may decide it: neither the run's name nor a path, a time or a process. Invariant: the same plan
         gives the same bits under every name.
+
+        Under masks the run's identity decides too. A restored aggregator makes a round again under another one, and two
+        sums with the same updates and other clients would have one client's update as their difference.
         """
         key = derive(Key(self.plan.run.seed), purpose, self.device, self.assignment.round)
+        if self.assignment.secure is not None and self.assignment.identity:
+            key = derive(key, self.assignment.identity)
         return derive(key, "further") if self.assignment.is_follow_up else key
 
     @property

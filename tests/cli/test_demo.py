@@ -27,7 +27,7 @@ from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.core.events import UpdateAccepted
 from thinwire.core.plan_values import SecureSection
 from thinwire.core.secure_numbers import fewest_survivors, protects
-from thinwire.privacy.noise_plan import noise_plan
+from thinwire.privacy.noise_plan import honest_survivors, noise_plan
 
 KEYS = {
     "run_id", "clients", "rounds", "closed_reasons", "accuracy", "accuracy_uncompressed", "accuracy_centralised",
@@ -192,6 +192,7 @@ def test_a_private_demo_under_masks_has_a_sum_of_the_round_in_which_a_client_is_
     plan = plan_of(4, 1, clients, secure=True, private=True)
     assert not plan.check(codecs)
     assert fewest_survivors(plan.secure, clients, noised=True) < clients
+    assert honest_survivors(plan.secure, clients) < fewest_survivors(plan.secure, clients, noised=True), "one reads"
     with pytest.raises(UsageError, match="a sum needs 3"):
         plan_of(4, 1, 3, secure=True, private=True)
 

@@ -173,6 +173,15 @@ def test_a_distributed_plan_has_a_grid_bits_and_the_honest_clients_that_its_cost
     assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * (20 / 10) ** 0.5), "all 20 add their part"
 
 
+def test_a_distributed_plan_without_a_corrupt_client_says_that_no_client_may_read_the_models():
+    """A client knows its own noise, and the epsilon of a plan with max_corrupt = 0 counts on it."""
+    assert to_json(private_run(RunPlan.parse(DISTRIBUTED), SIZE, 20))["warnings"] == []
+    none = DISTRIBUTED.replace("max_corrupt = 0.25", "max_corrupt = 0.04")
+    (said,) = to_json(private_run(RunPlan.parse(none), SIZE, 20))["warnings"]
+    assert said.startswith("[secure] max_corrupt = 0.04 of 20 clients is no client: epsilon does not hold against a")
+    assert said.endswith("([secure] max_corrupt = 0.05)")
+
+
 def test_the_table_of_a_distributed_plan_has_the_bits_that_each_noise_needs(thinwire, tmp_path, planned):
     file = tmp_path / "distributed.toml"
     file.write_text(DISTRIBUTED)

@@ -16,7 +16,7 @@ from thinwire.cli import console
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_privacy_rules import LEAST_NOISE, MAX_NOISE
-from thinwire.core.secure_numbers import selected_of
+from thinwire.core.secure_numbers import selected_of, share_of
 from thinwire.privacy.accounting import Budget, epsilon
 from thinwire.privacy.meaning import unit_text
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
@@ -234,7 +234,14 @@ def for_less(run: PrivateRun) -> str:
 
 
 def warnings(run: PrivateRun) -> Iterator[str]:
-    """Yield why the run would end before its last round."""
+    """Yield why the run would end before its last round, and why a client that reads the models sees less noise."""
+    secure = run.plan.secure
+    if run.plan.privacy.mode == "distributed" and not share_of(secure.max_corrupt, run.selected):
+        yield (
+            f"[secure] max_corrupt = {secure.max_corrupt:g} of {counted(run.selected, 'client')} is no client: epsilon "
+            "does not hold against a client that reads the models, because it can take its own noise off "
+            f"([secure] max_corrupt = {math.ceil(100 / run.selected) / 100:g})"
+        )
     fits, most, rounds = run.rounds_in_budget(), run.noise.participations, run.plan.run.rounds
     if fits is not None and fits < most:
         yield (

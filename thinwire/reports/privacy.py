@@ -35,7 +35,8 @@ TRUSTED: Final[Mapping[str, str]] = {
     "central": "The aggregator is trusted: it sees every update in the clear, and no device can check the epsilon, "
     "which is the aggregator's claim.",
     "distributed": "The aggregator sees sums that have the clients' noise; the epsilon counts on the fewest honest "
-    "clients that [secure] allows in a sum.",
+    "clients that [secure] allows in a sum. A client that reads the models counts as a corrupt one (max_corrupt), "
+    "because it can take its own noise off.",
     "local": "Nobody else is trusted: each device noises its own update before it sends it, and counts it in its own "
     "ledger (thinwire client privacy).",
     "example": "Nobody else is trusted: each device noises each step of its training, and counts in its own ledger "

@@ -82,7 +82,8 @@ WHO: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "distributed": {
         "aggregator": "not trusted with single updates: it sees noised sums, as secure aggregation assumes",
-        "other clients": "trusted in part: at least the counted number of honest survivors adds its noise",
+        "other clients": "trusted in part: at least the counted number of honest survivors adds its noise, and takes "
+        "it off no model; a client that does counts as a corrupt one",
         "readers of the models": "not trusted: epsilon bounds what they learn",
     },
     "local": {"aggregator": "not trusted: each update is noised on the device", "readers of the models": "not trusted"},

@@ -258,8 +258,8 @@ def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False, priva
     """Return the example's plan with the demo's options; each round waits for all clients.
 
     One client is killed. A private round that may lose none would then be spent without a sum, and the last round
-    would be missing, so there a round may lose one client of however few. `UsageError` for fewer clients than a sum
-    under masks needs.
+    would be missing, so there a round may lose one client of however few. And one may be corrupt, as each client is
+    that reads the models. `UsageError` for fewer clients than a sum under masks needs.
     """
     from thinwire.core import RunPlan
     from thinwire.core.errors import UsageError
@@ -282,7 +282,7 @@ def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False, priva
     if secure and private:  # how much noise each adds follows from their number
         sets |= {"cohort.clients": clients}
         if not share_of(RunPlan.load(plan_file(kind)).secure.max_dropout, clients):
-            sets |= {"secure.max_dropout": 1 / clients}
+            sets |= {"secure.max_dropout": 1 / clients, "secure.max_corrupt": 1 / clients}
     return RunPlan.load(plan_file(kind), {key: str(value) for key, value in sets.items()})
 
 

@@ -211,7 +211,8 @@ def print_phases(store: Store, found: RoundRow) -> None:
     ]
     console.table(header, rows, right=("clients", "bytes", "seconds"))
     if total := found.secure_sum:
-        clips = f"clip {total['clip']:.3g}, {total['next_clip']:.3g} in the next round"
+        clips = f"clip {total['clip']:.3g}"
+        clips += "" if total["next_clip"] == total["clip"] else f", {total['next_clip']:.3g} in the next round"
         console.line(
             f"sum of {total['survivors']} clients, weight {total['weight']}, norm {total['norm']:.3g}; {clips}"
         )

@@ -73,9 +73,9 @@ FAILURES = {
     "worker": "the worker died, was killed, hung or ran out of memory",
     "disk": "the device is not able to write its state",
     "failed": "the device left a round with secure aggregation. The text is one word, so that it tells nothing of the "
-    "device's data: `work` for an error of its task, a diverging loss, its worker or its disk; else the check that "
-    "failed: `terms`, `message`, `roster`, `signature`, `too-few`, `shares`, `survivors`, `another-request` or "
-    "`order`. The device's own log has the sentence",
+    "device's data: `work` for an error of its task, its worker or its disk; `lattice` for an update that could not be "
+    "rounded; else the check that failed: `terms`, `message`, `roster`, `signature`, `too-few`, `shares`, `survivors`, "
+    "`another-request` or `order`. The device's own log has the sentence",
     "refused": "the aggregator reports: the device was revoked while its assignment was open (the text is "
     "`revoked`). Its "
     "updates that were not aggregated are dropped",

@@ -23,8 +23,9 @@ from thinwire.client.policy import Policy
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import NotAccepted
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope
+from thinwire.core.protocol import without_facts
 from thinwire.core.statedir import private_folder
-from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, Timings, UpdateId
+from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, SecureWork, Timings, UpdateId
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
@@ -275,6 +276,13 @@ def test_what_was_sent_is_said_and_when_late_what_took_longest(upload_s: float, 
     timings = Timings(0.5, 0.1, 0.4, 9.0, 0.1)
     header = ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings)
     assert sent(assignment, header, upload_s, took_s) == line
+
+
+def test_a_masked_update_is_said_to_be_masked_and_no_stage_is_blamed_for_its_delay() -> None:
+    assignment = Assignment("a", "r", "t", "train", {}, round=7, deadline_s=10.0, secure=SecureWork(4, 0, 1.0))
+    header = without_facts(ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=(Part("masked", 1234, ""),)))
+    assert sent(assignment, header, 0.5, 5.0) == "round 7: sent 1,234 bytes under masks"
+    assert sent(assignment, header, 0.5, 30.0) == "round 7: sent 1,234 bytes under masks, 20.0 s late"
 
 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:

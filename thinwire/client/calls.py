@@ -254,16 +254,19 @@ class Handover:
 
 
 def sent(assignment: Assignment, header: ReplyHeader, upload_s: float, took_s: float) -> str:
-    """Return the log line of a reply that was sent; after its deadline, with the stage that took longest.
+    """Return the log line of a reply that was sent; after its deadline, with the stage that took longest, if known.
 
     `upload_s` includes all tries. `took_s` counts from the start of the download.
     """
-    line = f"round {assignment.round}: sent {header.payload_bytes:,} bytes"
+    line = f"round {assignment.round}: sent {header.payload_bytes:,} bytes{' under masks' if assignment.secure else ''}"
     if not assignment.deadline_s or took_s <= assignment.deadline_s:
         return line
     named = {"download": "download_s", "queue": "queue_s", "measuring": "evaluate_s", "training": "train_s"}
     named |= {"loading": "load_s", "encoding": "encode_s", "saving": "commit_s"}
-    spent = {"upload": upload_s, **{name: getattr(header.timings, field) for name, field in named.items()}}
+    spent = {name: getattr(header.timings, field) for name, field in named.items()}
+    if not any(spent.values()):  # a protected reply has no times, so what took longest is not known here
+        return f"{line}, {took_s - assignment.deadline_s:.1f} s late"
+    spent["upload"] = upload_s
     what = max(spent, key=lambda name: spent[name])
     return f"{line}, {took_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 

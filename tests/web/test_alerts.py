@@ -23,7 +23,9 @@ from starlette.testclient import TestClient
 from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import Open, axe, overflow
 from tests.support.serving import showing
+from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.owner_file import AlertSettings, aggregator_file
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import hold
 from thinwire.reports.alerting import AlertContext, conditions, divergence
 from thinwire.store import Condition, Store
@@ -148,6 +150,22 @@ def test_each_change_is_sent_once_to_the_webhook(store: Store, run: Told, place:
     assert [(said["kind"], said["change"], said["run_id"]) for said in got] == [
         ("no-progress", "opened", run.run_id), ("no-progress", "closed", run.run_id),
     ]  # fmt: skip
+
+
+def test_what_to_try_names_the_state_directory_and_how_the_aggregator_was_started(store: Store, run: Told, place: Path):
+    home = place.parent.parent
+    settings(place, "no_progress_min = 1e-6\nmin_free_disk_mb = 0")
+    AlertWatch(store, place).look()
+    (row,) = store.alerts.open()
+    assert row.hint == f"thinwire runs show --home {home} {run.run_id} --why; thinwire aggregator logs --home {home}"
+    down = home / "down" / "aggregator" / "lock"
+    down.parent.mkdir(parents=True)
+    down.write_text(json.dumps({DOWN_SINCE: time.time() - 3 * MINUTE_S}))
+    StartOptions({"listen": "0.0.0.0:9443"}).save(down.parent)
+    settings(down, "min_free_disk_mb = 0")
+    AlertWatch(store, down).look()
+    (row,) = [one for one in store.alerts.open() if one.kind == "aggregator-offline"]
+    assert row.hint == f"thinwire aggregator start --home {home}/down --listen 0.0.0.0:9443; runs go on then"
 
 
 def test_a_webhook_that_fails_or_redirects_is_tried_again_and_says_why(store: Store, place: Path):

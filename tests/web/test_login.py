@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,20 @@ def test_a_link_with_a_code_makes_another_user_s_browser_the_machine(as_anna: Te
     code = store.logins.new_code()
     assert as_anna.get(f"/login?code={code}").status_code == 303
     assert as_anna.get("/api/v1/session").json()["user"] == MACHINE
+
+
+def test_who_has_to_wait_gets_the_command_for_a_code_with_its_state_directory(
+    visit: Visit, anna: dict[str, str], tmp_path: Path
+):
+    client, wrong = visit(lock=tmp_path / "aggregator" / "lock"), {**anna, "password": OTHER}
+    command = f"thinwire aggregator status --home {tmp_path} --login"
+    assert client.post("/login", data=anna).status_code == 303
+    for _ in range(WRONG_OF_ONE + 1):
+        told = client.post("/api/v1/session/confirm", json={"password": OTHER}, headers=OURS)
+        page = client.post("/login", data=wrong)
+    assert told.status_code == page.status_code == 429
+    assert told.json()["try"].endswith(command)
+    assert f"{command}.</p>" in page.text
 
 
 def test_what_is_typed_as_a_name_comes_back_as_text(visit: Visit):

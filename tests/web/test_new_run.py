@@ -18,6 +18,8 @@ from tests.web.test_roles import Visitors
 from thinwire.core.events import RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
+from thinwire.core.start_options import StartOptions
+from thinwire.core.statedir import private_folder
 from thinwire.store import ROLES, MeasureRow, Store
 from thinwire.store.device_profiles import work_key
 from thinwire.store.work_queue import MAX_WAITING_RUNS
@@ -205,10 +207,13 @@ def test_a_plan_made_to_keep_the_dashboard_busy_has_its_problems_soon(page: Test
 
 
 def test_nothing_is_started_while_no_aggregator_runs(visit: Any, store: Store, tmp_path: Path):
-    client = visit(lock=tmp_path / "lock")
+    place = private_folder(tmp_path / "aggregator")
+    StartOptions({"listen": "0.0.0.0:9443"}).save(place)
+    client = visit(lock=place / "lock")
     client.post("/login", data={"code": store.logins.new_code()})
     answer = client.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE)
     assert (answer.status_code, answer.json()["detail"]) == (409, "no aggregator is running")
+    assert answer.json()["try"] == f"thinwire aggregator start --listen 0.0.0.0:9443 --home {tmp_path}"
     assert store.commands.pending() == []
 
 

@@ -33,13 +33,14 @@ class AlertContext:
     """Holds facts about the aggregator that the store does not have: times are wall-clock seconds, None is unknown.
 
     `down_since` is the moment at which the aggregator was last alive, None while it runs. `certificate_until` is the
-    end of the certificate that devices see.
+    end of the certificate that devices see. `start` is the command that starts the aggregator as it was started last.
     """
 
     now: float
     down_since: float | None = None
     free_bytes: int | None = None
     certificate_until: float | None = None
+    start: str = "thinwire aggregator start"
 
 
 def conditions(store: Store, context: AlertContext, wanted: AlertSettings) -> tuple[list[Condition], frozenset[str]]:
@@ -125,7 +126,7 @@ def _count_non_finite(store: Store, run: RunRow, rounds: list[RoundRow]) -> int:
 def _aggregator_conditions(context: AlertContext, wanted: AlertSettings) -> Iterator[Condition]:
     down_s = None if context.down_since is None else context.now - context.down_since
     if down_s is not None and down_s >= wanted.offline_min * MINUTE_S:
-        yield Condition(OFFLINE, "", "the aggregator is not running", "thinwire aggregator start; runs go on then")
+        yield Condition(OFFLINE, "", "the aggregator is not running", f"{context.start}; runs go on then")
     free = context.free_bytes
     if free is not None and free < wanted.min_free_disk_mb * MB:
         said = f"the disk of the state directory has {size(free)} free"
@@ -135,4 +136,4 @@ def _aggregator_conditions(context: AlertContext, wanted: AlertSettings) -> Iter
         said = f"the certificate of the device API ends in {duration(left_s)}" if left_s > 0 else (
             "the certificate of the device API has ended"
         )  # fmt: skip
-        yield Condition(CERTIFICATE, "", said, "thinwire aggregator start makes it again; yours: replace its files")
+        yield Condition(CERTIFICATE, "", said, f"{context.start} makes it again; yours: replace its files")

@@ -17,7 +17,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -29,13 +29,15 @@ from starlette.responses import Response
 import thinwire
 from thinwire.core.clock import down_since_of, repeating
 from thinwire.core.errors import ThinwireError
+from thinwire.core.formatting import with_home
 from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
+from thinwire.core.start_options import start_command
 from thinwire.reports.alerting import AlertContext, conditions
 from thinwire.store import AlertRow, Store
 from thinwire.web.access import API, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, as_csv
-from thinwire.web.settings import aggregator
+from thinwire.web.settings import aggregator, home_option
 
 ALERTS_READ_S: Final = 10.0  # between two reads of the conditions that raise an alert
 SEND_S: Final = 10.0  # time limit of one message
@@ -65,7 +67,8 @@ class AlertWatch:
             self._settings = aggregator_file(self._lock.parent.parent)
         wanted = self._settings.alerts
         found, unknown = conditions(self._store, self._around(), wanted)
-        self._store.alerts.update(found, unknown)
+        home = home_option(self._lock)
+        self._store.alerts.update([replace(one, hint=with_home(one.hint, home)) for one in found], unknown)
         for row in self._store.alerts.due():
             self._tell(row, wanted)
 
@@ -98,7 +101,7 @@ class AlertWatch:
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(self._lock.parent).free
         down_since = (down_since_of(self._lock) or time.time()) if state == "gone" else None
-        return AlertContext(time.time(), down_since, free, until)
+        return AlertContext(time.time(), down_since, free, until, f"thinwire {start_command(self._lock.parent)}")
 
 
 def _ends_at(certificate: str) -> float | None:

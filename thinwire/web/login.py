@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from thinwire.core.errors import ThinwireError
+from thinwire.core.formatting import with_home
 from thinwire.core.net import neighbourhood
 from thinwire.store import MACHINE, Store
 from thinwire.store.sessions import SESSION_S, hashed
@@ -133,7 +134,8 @@ class LoginFlow:
             work = partial(self._store.users.log_in, name, password)
             token = await self._checks.of_login(name, client_address(request, self._settings), work)
         except TooMany as error:
-            return self.form(f"{error.what.capitalize()}. Try: {error.hint}.", 429, name)
+            hint = with_home(error.hint, self._settings.home_option)
+            return self.form(f"{error.what.capitalize()}. Try: {hint}.", 429, name)
         if token is None:
             return self._failed(self.form("Name or password is wrong.", 401, name), name)
         return await self._enter(request, token, after)

@@ -233,5 +233,5 @@ async def check(planning: PlanningDep, given: Given) -> PlanChecked:
 async def begin(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> LeftCommand:
     """Command a run of a plan; the aggregator makes it, and `/commands/{number}` tells its id or the refusal."""
     if not may_serve(settings.lock):
-        raise Refused("no aggregator is running", "it makes the runs and drives them", "thinwire aggregator start")
+        raise Refused("no aggregator is running", "it makes the runs and drives them", settings.start_command)
     return LeftCommand(command=await planning.in_turn(partial(planning.leave_start, new.plan, who)))

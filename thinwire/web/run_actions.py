@@ -13,8 +13,9 @@ from pydantic import Field
 
 from thinwire.core.errors import Refused
 from thinwire.core.events import ENDED
+from thinwire.core.formatting import with_home
 from thinwire.store import RunRow, Store
-from thinwire.web.access import API, StoreDep, Who
+from thinwire.web.access import API, SettingsDep, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, RunId
 from thinwire.web.schemas import Answer, Body, LeftCommand
@@ -111,13 +112,14 @@ def delete(store: StoreDep, run_id: RunId, wanted: Deletion, who: Who) -> LeftCo
 
 
 @router.get("/commands/{number}")
-def command_progress(store: StoreDep, number: Number) -> CommandProgress:
+def command_progress(store: StoreDep, settings: SettingsDep, number: Number) -> CommandProgress:
     """Return whether the aggregator has carried out a command, by its number."""
     found = store.commands.result(number)
     if found is None:
         return CommandProgress(command=number, done=None, **{"try": ""})
     keys = {"run_id": "run_id", "detail": "error", "why": "why", "try": "try"}
     said = {name: str(found.get(key, "")) for name, key in keys.items()}
+    said["try"] = with_home(said["try"], settings.home_option)
     return CommandProgress(command=number, done=bool(found.get("done")), **said)
 
 

@@ -51,15 +51,20 @@ class Settings:
     @property
     def home_option(self) -> str:
         """Return the `--home` option for shown commands; "" if they find the state directory without it."""
-        if self.lock is None or (home := self.lock.absolute().parent.parent) == default_home():
-            return ""
-        return f" --home {shlex.quote(str(home))}"
+        return home_option(self.lock)
 
     @property
     def start_command(self) -> str:
         """Return the command that starts the aggregator as it was started last, with the same addresses."""
         typed = "aggregator start" if self.lock is None else start_command(self.lock.parent)
         return f"thinwire {typed}{self.home_option}"
+
+
+def home_option(lock: Path | None) -> str:
+    """Return the `--home` option of the state directory with this lock; "" if commands find it without the option."""
+    if lock is None or (home := lock.absolute().parent.parent) == default_home():
+        return ""
+    return f" --home {shlex.quote(str(home))}"
 
 
 def listen_address(text: str, tls: bool = False) -> tuple[str, int]:

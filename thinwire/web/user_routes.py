@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from thinwire.core.errors import Refused, UsageError
+from thinwire.core.formatting import with_home
 from thinwire.store import MACHINE
 from thinwire.store.sessions import Role
 from thinwire.store.users import require_password
@@ -164,7 +165,7 @@ async def confirm(
             work = partial(store.users.confirm, token, person.user, given.password)
             done = await checks.of_session(token, work)
         except TooMany as error:
-            return problem(429, error.what, error.why, error.hint)
+            return problem(429, error.what, error.why, with_home(error.hint, settings.home_option))
     if not done:
         what = "code is not valid" if person.user == MACHINE else "password is wrong"
         return problem(403, f"this {what}", hint="once more")
@@ -184,7 +185,7 @@ async def change_password(
         work = partial(store.users.change_password, name, given.old, given.new)
         token = await checks.of_session(own, work)
     except TooMany as error:
-        return problem(429, error.what, error.why, error.hint)
+        return problem(429, error.what, error.why, with_home(error.hint, settings.home_option))
     if token is None:
         return problem(403, "this is not your present password", hint="once more")
     answer = JSONResponse({"sentence": "Your password is changed. Your other sessions have ended."})

@@ -45,8 +45,13 @@ def test_runs_and_devices_are_read_a_page_at_a_time(store: Store, page: TestClie
         new_run(store)
     every = [row[name] for row in get(page, noun)]
     assert len(every) == 3
-    assert [row[name] for row in get(page, f"{noun}?count=2")] == every[:2]
-    assert [row[name] for row in get(page, f"{noun}?first=2&count=2")] == every[2:]
+    answer = page.get(f"/api/v1/{noun}?count=2")
+    assert [row[name] for row in answer.json()] == every[:2]
+    assert answer.headers["link"] == f'</api/v1/{noun}?first=2&count=2>; rel="next"'
+    last = page.get(answer.links["next"]["url"])
+    assert [row[name] for row in last.json()] == every[2:]
+    assert "link" not in last.headers
+    assert "link" not in page.get(f"/api/v1/{noun}?count=3").headers
     assert page.get(f"/api/v1/{noun}?count=0").status_code == 422
 
 
@@ -63,6 +68,7 @@ def test_a_browser_gets_a_page_at_an_address_that_has_none(page: TestClient, pat
 def test_a_program_gets_a_problem_document_there(page: TestClient, path: str, accept: str):
     answer = page.get(path, headers={"Accept": accept})
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    assert (answer.json()["why"], answer.json()["try"][:4]) == ("no route has this address with this method", "GET ")
 
 
 @pytest.mark.parametrize("path", ["runs/none", "devices/none"])

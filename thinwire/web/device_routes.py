@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -20,7 +20,7 @@ from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
 from thinwire.web.device_health import Span
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import First, Number, as_csv
+from thinwire.web.routes import First, Number, as_csv, page_of
 from thinwire.web.run_actions import Tags
 from thinwire.web.schemas import Body
 from thinwire.web.settings import Settings, aggregator, may_serve
@@ -51,9 +51,11 @@ class NewInvitations(Body):
 
 
 @router.get("/devices")
-def listed(devices: DevicesDep, first: First = 0, count: Listed = MAX_LISTED) -> list[models.Device]:
-    """Return a page of the devices, by name."""
-    return devices.page(first, count)
+def listed(
+    devices: DevicesDep, request: Request, response: Response, first: First = 0, count: Listed = MAX_LISTED
+) -> list[models.Device]:
+    """Return a page of the devices, by name. The header `Link` names the next page, if there is one."""
+    return page_of(devices.page(first, count + 1), first, count, request, response)
 
 
 @router.get("/devices.csv", response_class=Response, include_in_schema=False)

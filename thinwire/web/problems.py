@@ -25,6 +25,8 @@ from thinwire.core.formatting import with_home
 MEDIA_TYPE: Final = "application/problem+json"
 PAGE: Final = Path(__file__).parent / "static" / "problem.html"
 NO_PAGE: Final = "There is no page at this address"
+NO_ROUTE: Final = "no route has this address with this method"
+NOT_ROUTED: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 DESCRIBED: Final = "GET /api/v1/openapi.json has each route with its parameters"
 _SCHEMA: Final = {"$ref": "#/components/schemas/Problem"}
 _OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")  # schemas of errors that this API does not send
@@ -96,7 +98,8 @@ def _http(request: Request, error: Exception) -> Response:
     if _wants_page(request):
         what = NO_PAGE if error.status_code == HTTPStatus.NOT_FOUND else str(error.detail).lower()
         return problem_page(request.url.path, error.status_code, what, f"You opened {request.url.path}.")
-    return problem(error.status_code, str(error.detail).lower(), hint=DESCRIBED, headers=error.headers)
+    why = NO_ROUTE if error.status_code in NOT_ROUTED else ""
+    return problem(error.status_code, str(error.detail).lower(), why, DESCRIBED, headers=error.headers)
 
 
 def _invalid(request: Request, error: Exception) -> Response:

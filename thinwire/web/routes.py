@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
@@ -48,7 +48,7 @@ class News:
 
     `aggregator` is running, gone or unknown. `down_since` is the moment when an aggregator that is down was last alive,
     wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
-    journal, such as approvals and refusals. `pending` devices wait for approval. `heard` is the moment when the last
+    journal: approvals, refusals, tags. `pending` devices wait for approval. `heard` is the moment when the last
     contacts of all devices were last written. `alerts` are open, and nobody has acknowledged `unseen` of them.
     `disk` says since when and why all runs are paused, if the disk is full.
     """
@@ -167,9 +167,11 @@ def service(store: StoreDep, settings: SettingsDep) -> schemas.Service:
 
 
 @router.get("/runs")
-def runs(reader: ReaderDep, first: First = 0, count: Count = 1000) -> list[schemas.Run]:
-    """Return a page of the runs that are not archived, latest first."""
-    return reader.runs(first, count)
+def runs(
+    reader: ReaderDep, request: Request, response: Response, first: First = 0, count: Count = 1000
+) -> list[schemas.Run]:
+    """Return a page of the runs that are not archived, latest first. The header `Link` names the next page, if any."""
+    return page_of(reader.runs(first, count + 1), first, count, request, response)
 
 
 @router.get("/groups")
@@ -258,6 +260,16 @@ def updates(
     found, after = reader.updates(run_id, number, first)
     response.headers.update(_next(request, after))
     return found
+
+
+Row = TypeVar("Row")
+
+
+def page_of(found: list[Row], first: int, count: int, request: Request, response: Response) -> list[Row]:
+    """Return `count` rows of `found`, which has one more if there is a next page; the header `Link` names that page."""
+    if len(found) > count:
+        response.headers["Link"] = f'<{request.url.path}?first={first + count}&count={count}>; rel="next"'
+    return found[:count]
 
 
 def _next(request: Request, after: int) -> dict[str, str]:

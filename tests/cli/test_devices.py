@@ -340,3 +340,12 @@ def test_a_device_is_tagged_and_found_by_its_tags(thinwire, home, store, device)
     ]
     none = thinwire("devices", "list", "--tag", "arm", "--home", home)
     assert (none.code, none.out, "no device has the tag arm" in none.err) == (0, "", True)
+
+
+def test_the_status_counts_the_devices_that_are_approved(thinwire, home, store):
+    for name, state in (("pi-01", "approved"), ("pi-02", "revoked")):
+        store.roster.enrol(name, name * 8, name.encode(), "loopback")
+        if state == "revoked":
+            store.roster.revoke(name)
+    with hold(AggregatorHome.under(home).lock, {"pid": os.getpid(), "listen": "127.0.0.1:9090"}):
+        assert "devices  0 of 1 online" in thinwire("aggregator", "status", "--home", home).out

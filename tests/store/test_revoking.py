@@ -263,7 +263,7 @@ def test_what_a_device_was_selected_comes_newest_first_over_all_runs_on_devices(
     assert found == [("pi-01", "digits-3", 2), ("pi-01", "digits-1", 2), ("pi-01", "digits-3", 1)]
 
 
-def test_one_number_tells_of_every_change_of_the_roster_and_every_refusal(store: Store) -> None:
+def test_one_number_tells_of_every_change_of_the_roster_every_refusal_and_every_command(store: Store) -> None:
     numbers = [store.audit.last()]
 
     def changed() -> bool:
@@ -278,5 +278,7 @@ def test_one_number_tells_of_every_change_of_the_roster_and_every_refusal(store:
     store.roster.join(Joining(invited.secret, "pi-01", KEYS["pi-01"], b"key", "192.0.2.7:40000"))
     assert changed()
     store.roster.revoke("pi-01")
+    assert changed()
+    store.commands.add("stop-service")
     assert changed()
     assert not changed()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from tests.support.store_story import new_run
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, ThinwireError, UsageError
 from thinwire.store import MACHINE, Person, Store, users
@@ -280,3 +281,16 @@ def test_the_audit_log_has_the_actor_of_each_action_and_of_each_command(store: S
         ("root", "add user", "", "anna, operator"),
     ]  # fmt: skip
     assert store.audit.rows(1, 1) == (3, rows[1:2])
+
+
+def test_the_audit_log_tells_what_a_command_changes_and_why_it_was_refused(store: Store) -> None:
+    run_id = new_run(store)
+    store.tag_run(run_id, ["paper"], ["old"], "anna")
+    store.commands.add("extend-run", run_id, {"rounds": 2, "sets": {"local.lr": "0.1"}}, "anna")
+    number = store.commands.add("extend-run", run_id, {"rounds": 1, "sets": {}}, "bert")
+    store.commands.answer(number, {"done": False, "error": f"{run_id} is running", "why": "", "try": ""})
+    store.commands.add("start-run", "", {"plan": {"run": {}}}, "anna")
+    assert [(row.what, row.detail) for row in store.audit.rows()[1]] == [
+        ("start-run", ""), ("extend-run", f"1 more round; refused: {run_id} is running"),
+        ("extend-run", "2 more rounds, local.lr = 0.1"), ("tag-run", "+paper -old"),
+    ]  # fmt: skip

@@ -6,12 +6,14 @@ Rows are only added and read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, literal, select, union_all
+from sqlalchemy import Connection, case, delete, func, insert, literal, null, select, union_all
 
 from thinwire.core.clock import Clock
+from thinwire.core.formatting import counted
 from thinwire.store.database import Database
 from thinwire.store.tables import Action, Command, Note
 
@@ -34,7 +36,8 @@ class DeviceAction:
 class AuditRow:
     """Holds an action on a device, a user or a token, or a command about a run.
 
-    `about` is the device or the run; actions on users and tokens have them in `detail`.
+    `about` is the device or the run; actions on users and tokens have them in `detail`. That of a command says what it
+    changes, and why it was refused.
     """
 
     at: float
@@ -77,6 +80,21 @@ def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str |
             today[one.device] = None
 
 
+def _detail(args: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return in words what a command changes, and why it was not carried out.
+
+    >>> _detail({"add": ["paper"], "remove": ["old"]}, {"done": True})
+    '+paper -old'
+    >>> _detail({"rounds": 5, "sets": {"local.lr": "0.1"}}, {"done": False, "error": "digits-1 is running"})
+    '5 more rounds, local.lr = 0.1; refused: digits-1 is running'
+    """
+    tags = [*(f"+{tag}" for tag in args.get("add", ())), *(f"-{tag}" for tag in args.get("remove", ()))]
+    more = [counted(args["rounds"], "more round")] if "rounds" in args else []
+    more += [f"{key} = {value}" for key, value in args.get("sets", {}).items()]
+    refused = f"refused: {result.get('error')}" if result.get("done") is False else ""
+    return "; ".join(filter(None, (" ".join(tags), ", ".join(more), refused)))
+
+
 class AuditLog:
     """Holds the record of actions on devices, and of refusals of the device API."""
 
@@ -116,19 +134,22 @@ class AuditLog:
 
         The command to revoke a device is left out, because the action is there, and so are holdout evaluations.
         """
-        of = Action.c
-        actions = select(of.at, of.who, of.what, of.device.label("about"), of.detail, of.id.label("number"))
-        empty, number = literal("").label("detail"), Command.c.id.label("number")
+        of, by = Action.c, Command.c
+        told = case((by.kind.in_(("tag-run", "extend-run")), by.args)).label("args")  # those of others may be large
         commands = select(
-            Command.c.at, Command.c.who, Command.c.kind.label("what"), Command.c.run_id.label("about"), empty, number
-        )
-        both = union_all(actions, commands.where(Command.c.kind.not_in(("revoke", "evaluated")))).subquery()
-        order = (both.c.at.desc(), both.c.number.desc())
-        wanted = select(*(both.c[name] for name in AuditRow.__dataclass_fields__)).order_by(*order)
+            by.at, by.who, by.kind.label("what"), by.run_id.label("about"), literal("").label("detail"),
+            by.id.label("number"), told, by.result,
+        ).where(by.kind.not_in(("revoke", "evaluated")))  # fmt: skip
+        actions = select(of.at, of.who, of.what, of.device.label("about"), of.detail, of.id, null(), null())
+        both = union_all(commands, actions).subquery()
+        wanted = select(both).order_by(both.c.at.desc(), both.c.number.desc())
         with self._database.reading() as connection:
             total = int(connection.scalar(select(func.count()).select_from(both)) or 0)
-            found = connection.execute(wanted.offset(first).limit(count)).mappings()
-            return total, [AuditRow(**row) for row in found]
+            found = connection.execute(wanted.offset(first).limit(count))
+            return total, [
+                AuditRow(row.at, row.who, row.what, row.about, row.detail or _detail(row.args or {}, row.result or {}))
+                for row in found
+            ]
 
     def note(self, kind: str, address: str, why: str, name: str) -> None:
         """Record a refusal; the oldest one is deleted if there are too many."""
@@ -146,7 +167,9 @@ class AuditLog:
             return [RefusalNote(**row) for row in found]
 
     def last(self) -> int:
-        """Return a number that rises with each action and each refusal; it reads two index entries."""
-        actions, notes = (select(func.coalesce(func.max(each.c.id), 0)).scalar_subquery() for each in (Action, Note))
+        """Return a number that rises with each action, refusal and command; it reads three index entries."""
+        actions, notes, commands = (
+            select(func.coalesce(func.max(each.c.id), 0)).scalar_subquery() for each in (Action, Note, Command)
+        )
         with self._database.reading() as connection:
-            return int(connection.scalar(select(actions + notes)) or 0)
+            return int(connection.scalar(select(actions + notes + commands)) or 0)

@@ -129,7 +129,9 @@ def status(
     known = Known(heard_by=last_contacts(runs, aggregator_home(home).lock))
     heard = {info.row.name: info for info in devices if info.online}
     online = list(heard)
-    waiting = [info.row.name for info in devices if info.row.standing(bool(about.get("pin"))) == "pending"]
+    standings = {info.row.name: info.row.standing(bool(about.get("pin"))) for info in devices}
+    waiting = [name for name, standing in standings.items() if standing == "pending"]
+    approved = [name for name, standing in standings.items() if standing == "approved"]
     if json:
         keys = ("listen", "urls", "pin", "dashboard", "control_address", "pid", "version", "home")
         found: dict[str, Any] = {key: about.get(key) for key in keys}
@@ -147,7 +149,7 @@ def status(
     if about.get("control_address"):
         console.line(f"flower   {about['control_address']} for flwr run")
     named = ", ".join(f"{name} (heard {known.heard(info)})" for name, info in heard.items())
-    console.line(f"devices  {len(online)} of {len(devices)} online{': ' + named if online else ''}")
+    console.line(f"devices  {len(online)} of {len(approved)} online{': ' + named if online else ''}")
     if waiting:
         console.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
     if full:
@@ -208,14 +210,25 @@ def config(what: ConfigAction = None, json: Json = False, home: Home = None) -> 
         console.document({"file": str(place / AGGREGATOR_FILE), "settings": rows})
         return
     console.line(f"{place / AGGREGATOR_FILE}{'' if (place / AGGREGATOR_FILE).exists() else ' (there is none)'}")
-    console.table(("key", "value", "from"), [(row["key"], str(row["value"]), row["from"]) for row in rows])
-    console.note("a running aggregator has what the file said at its start")
+    console.table(("key", "value", "from"), [(row["key"], _setting(row["value"]), row["from"]) for row in rows])
+    console.note("read at the start of the aggregator; allow, max_upload_mb and alerts whenever they are used")
+
+
+def _setting(value: Any) -> str:
+    """Return a setting as the file has it; one without a value is "not set".
+
+    >>> _setting(4), _setting(()), _setting("none"), _setting(""), _setting(None)
+    ('4', '[]', '"none"', '""', 'not set')
+    """
+    from json import dumps
+
+    return "not set" if value is None else dumps(value)
 
 
 @app.command()
 def stop(home: Home = None) -> None:
     """End the service; runs in progress go on when it is started again."""
-    from thinwire.cli.local_state import alive, opened, require_alive
+    from thinwire.cli.local_state import alive, opened, operator, require_alive
     from thinwire.core.errors import ThinwireError
     from thinwire.core.signals import until
 
@@ -226,7 +239,7 @@ def stop(home: Home = None) -> None:
         return now is None or now.get("pid") != about["pid"]
 
     with opened(home, read_only=False) as store:
-        store.commands.add("stop-service")
+        store.commands.add("stop-service", who=operator())
     if not until(gone, END_S):
         raise ThinwireError(
             f"the aggregator (process {about['pid']}) has not ended within {END_S:g} s", hint=f"kill {about['pid']}"

@@ -40,14 +40,13 @@ def stop(
 ) -> None:
     """Stop a run for good, now or after its open round; its models stay."""
     from thinwire.cli.local_state import end_abandoned, opened, operator
-    from thinwire.core.signals import until
 
     end_abandoned(home)
     with opened(home, read_only=False) as store:
         row = store.run(run_id)
         if not (was_over := row.status in ENDED):
             store.command_run("stop-after-round" if after_round else "stop", row.run_id, operator())
-            is_over = until(lambda: store.run(row.run_id).status in ENDED, WAIT_S)
+            is_over = _until(lambda: store.run(row.run_id).status in ENDED, row, home)
             if not is_over and _nobody_serves(row) and not after_round:
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
@@ -59,8 +58,10 @@ def stop(
             console.note("it was over already: nothing was stopped")
     elif after_round:
         console.line(f"{row.run_id} {row.status}: it will stop when its open round closes")
+        _note_down(row, home)
     else:
         console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the command")
+        _note_down(row, home)
 
 
 def pause(run_id: RunId, json: Json = False, home: Home = None) -> None:
@@ -75,13 +76,12 @@ def resume(run_id: RunId, json: Json = False, home: Home = None) -> None:
 
 def _command(verb: RunCommand, run_id: str, json: bool, home: Path | None) -> None:
     """Leave a command about a run for the aggregator, and wait until it has carried the command out."""
-    from thinwire.cli.local_state import opened
-    from thinwire.core.signals import until
+    from thinwire.cli.local_state import opened, operator
 
     with opened(home, read_only=False) as store:
-        run_id = store.run(run_id).run_id
-        number = store.command_run(verb, run_id)
-        until(lambda: _is_done(store.run(run_id), verb) or store.commands.result(number) is not None, WAIT_S)
+        row = store.run(run_id)
+        run_id, number = row.run_id, store.command_run(verb, row.run_id, operator())
+        _until(lambda: _is_done(store.run(run_id), verb) or store.commands.result(number) is not None, row, home)
         require_done(store.commands.result(number))
         row = store.run(run_id)
     if json:
@@ -91,6 +91,22 @@ def _command(verb: RunCommand, run_id: str, json: bool, home: Path | None) -> No
     else:
         when = " when its open round closes" if verb == "pause" else ""
         console.line(f"{row.run_id} {row.status}: its aggregator will {verb} it{when}")
+        _note_down(row, home)
+
+
+def _until(done: Callable[[], bool], row: RunRow, home: Path | None) -> bool:
+    """Wait until a command is carried out, and return True if it is; do not wait for an aggregator that is down."""
+    from thinwire.cli.local_state import alive, starting
+
+    return until(lambda: done() or not (_nobody_serves(row) or alive(home) or starting(home)), WAIT_S) and done()
+
+
+def _note_down(row: RunRow, home: Path | None) -> None:
+    """Print how to start the aggregator again if the command waits for it."""
+    from thinwire.cli.local_state import absent, alive, way_back
+
+    if not _nobody_serves(row) and not alive(home):
+        console.note(f"{absent(home)}: {way_back(home)}")
 
 
 def _is_done(row: RunRow, verb: RunCommand) -> bool:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.cli_story import T, told
+from thinwire.cli import console
 from thinwire.cli.aggregator.serve import left_address
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import absent, alive, way_back
@@ -142,3 +143,13 @@ def test_an_absence_began_when_the_last_one_that_served_ended_however_often_one_
         said.append(absent(home))
     since = f"no aggregator has been running since {moment(T)}"
     assert said == [since, None, f"one is starting (process {os.getpid()})", since] * 2
+
+
+def test_a_command_in_what_is_said_names_the_state_directory(capsys, monkeypatch):
+    monkeypatch.setattr(console, "_words", ["run", "plan.toml", "--home", "/srv/fl"])
+    with progress.screen() as (tell, show):
+        show("toy-1: waiting: 0 of 1 device; start more clients, or end it: thinwire runs stop toy-1")
+        tell("toy-1 failed: thinwire runs show toy-1")
+    assert [line.partition("thinwire")[2] for line in capsys.readouterr().err.splitlines()] == [
+        " runs stop --home /srv/fl toy-1", " runs show --home /srv/fl toy-1",
+    ]  # fmt: skip

@@ -210,5 +210,5 @@ def _columns(connection: Connection, run_id: str, with_deleted: bool = False) ->
     wanted = select(Run.c.status, Run.c.tags, Run.c.archived_at, Run.c.deleted_at).where(Run.c.run_id == run_id)
     found = connection.execute(wanted).mappings().first()
     if found is None or (found["deleted_at"] is not None and not with_deleted):
-        raise NotFound(f"no run {run_id!r}", hint="thinwire runs list")
+        raise NotFound(f"no run {run_id!r}", why="no run has this id", hint="thinwire runs list")
     return dict(found)

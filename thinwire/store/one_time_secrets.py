@@ -104,7 +104,8 @@ class Invitations:
             mine = InvitationEntry.c.id == invitation_id
             row = connection.execute(select(*InvitationEntry.c).where(mine)).mappings().first()
             if row is None:
-                raise NotFound(f"no invitation {invitation_id}", hint="thinwire devices invite --list")
+                why, hint = "none has this number", "thinwire devices invite --list"
+                raise NotFound(f"no invitation {invitation_id}", why=why, hint=hint)
             if row["used_at"] is not None:
                 raise Refused(
                     f"invitation {invitation_id} was used by {row['used_by']}",

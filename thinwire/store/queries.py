@@ -389,7 +389,8 @@ def _named(name: str, ids: list[str]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise NotFound(f"{name!r} begins the names of {len(found)} runs", hint=" or ".join(found[-3:]))
+        why, hint = "an id's beginning names a run if no other id begins so", " or ".join(found[-3:])
+        raise NotFound(f"{name!r} begins the names of {len(found)} runs", why=why, hint=hint)
     if not ids:
         raise NotFound(f"no run {name!r}", why="there are no runs yet", hint="thinwire run PLAN")
     near = difflib.get_close_matches(name, ids, n=3, cutoff=0.4) or ids[-3:]

@@ -67,7 +67,8 @@ class Tokens:
         with self._database.writing() as connection:
             own = role_now(connection, user)
             if own is None:
-                raise NotFound(f"no user {user[:80]!r} who may log in", hint="thinwire aggregator users list")
+                why = "nobody was added by this name, or the user is disabled"
+                raise NotFound(f"no user {user[:80]!r} who may log in", why, "thinwire aggregator users list")
             if ROLES.index(role) > ROLES.index(own):
                 raise Refused(
                     f"a token of {user} does not get the role {role}", f"{user} is {own}, and a token may do no more",
@@ -110,7 +111,8 @@ class Tokens:
         now = self._clock.wall()
         with self._database.writing() as connection:
             if connection.execute(mine, {"revoked_at": now}).rowcount == 0:
-                raise NotFound(f"no token {number}", hint="thinwire aggregator tokens list")
+                why = "none has this number, or it is revoked, or another user's"
+                raise NotFound(f"no token {number}", why=why, hint="thinwire aggregator tokens list")
             act(connection, now, who, "", "revoke token", f"token {number}")
 
     def person(self, secret: str) -> Person | None:

@@ -257,7 +257,7 @@ _OF = select(Row.c.name, Row.c.role, Row.c.password_hash, Row.c.disabled_at)
 
 
 def _no_user(name: str) -> NotFound:
-    return NotFound(f"no user {name[:80]!r}", hint="thinwire aggregator users list")
+    return NotFound(f"no user {name[:80]!r}", "nobody was added by this name", "thinwire aggregator users list")
 
 
 def _has_admin(connection: Connection) -> bool:

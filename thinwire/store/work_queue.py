@@ -93,7 +93,9 @@ class Commands:
 
 def _must_be(found: object, command_id: int) -> None:
     if found is None:
-        raise NotFound(f"no command {command_id}")
+        raise NotFound(
+            f"no command {command_id}", why="none has this number", hint="the number that the answer to a command names"
+        )
 
 
 _RUN_QUEUE = (

@@ -64,6 +64,9 @@ def compare(
     if json:
         console.document({"group": group, **document})
         return
+    if target is not None:
+        way, over = "at most" if metric == "loss" else "at least", "; mean and standard deviation over seeds"
+        console.note(f"reached, and what follows it: to {metric} {way} {target:g}{over if group else ''}")
     if rows:
         _show(rows, metric, target)
     if apart:
@@ -127,7 +130,6 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     is_stored = "run" in keys
     header: tuple[str, ...] = ("status" if is_stored else "runs", metric, "payload up", "times less", "payload down")
     header += ("time in rounds",)
-    wanted = f"to {metric} {'at most' if metric == 'loss' else 'at least'} {target:g}" if target is not None else ""
     if target is not None:
         header += ("reached", "rounds to", "up to", "down to", "seconds to")
     cells = []
@@ -144,8 +146,6 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
             shown[-4:] = shown[-4:] if row.reached else ["never"] * 4
         settings = {key: _brief(key, value) for key, value in row.settings.items()}
         cells.append([*map(settings.__getitem__, first), *shown, *map(settings.__getitem__, last)])
-    if wanted:
-        console.note(f"reached, and what follows it: {wanted}; mean and standard deviation over seeds")
     console.table((*first, *header, *last), cells, right=header)
 
 

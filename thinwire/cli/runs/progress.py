@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.cli.console import as_typed, note
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.core.events import ENDED, NO_STEP
 from thinwire.core.formatting import CHOSEN, NOTHING, capped_text, counted, duration, figure, size
@@ -88,16 +89,19 @@ def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
 
         console = Console(stderr=True, highlight=False)
         with console.status("") as status:
-            yield (lambda text: console.print(text, markup=False)), (lambda text: status.update(Text(text)))
+            yield (
+                lambda text: console.print(as_typed(text), markup=False),
+                lambda text: status.update(Text(as_typed(text))),
+            )
         return
     shown = [""]
 
     def show(text: str) -> None:
         if "waiting" in text and text != shown[0]:  # a log shows why nothing happens, but not every reply
-            print(text, file=sys.stderr, flush=True)
+            note(text)
         shown[0] = text
 
-    yield (lambda text: print(text, file=sys.stderr, flush=True)), show
+    yield note, show
 
 
 HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"

@@ -71,7 +71,7 @@ def test_waiting_says_that_fewer_devices_are_known_than_are_waited_for() -> None
 
 def test_waiting_says_something_of_few_devices_where_many_are_unable() -> None:
     said = wait_reason(plan(wait_for=1), list("abcdefg"), dict.fromkeys("abcdefg", "is shy"))
-    assert said == "waiting: 0 of 1 device (a is shy; b is shy; c is shy; d is shy; e is shy; and 2 more)"
+    assert said == "waiting: 0 of 1 device (a, b, c, d, e: each is shy; and 2 more)"
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -74,7 +74,7 @@ def test_the_reason_for_waiting_names_the_other_run(tmp_path: Path) -> None:
     said = set()
     site.on_event = lambda run_id, event: said.add((run_id, getattr(event, "text", "")))
     site.serve()
-    assert (second, f"waiting for devices that {first} use: a round needs 1 free device") in said
+    assert (second, f"waiting for devices that {first} uses: a round needs 1 free device") in said
     assert statuses(site) == {"done"}
 
 

@@ -369,7 +369,8 @@ class RunContext:
         shortage = device_shortage(self.plan, devices, unable, leased) if leased else ""
         self.leases.want(self.run_id, set(devices) - unable.keys() if shortage else ())
         if shortage:
-            return f"waiting for devices that {' and '.join(self.leases.competing_runs(self.run_id))} use: {shortage}"
+            users = self.leases.competing_runs(self.run_id)
+            return f"waiting for devices that {' and '.join(users)} {'use' if users[1:] else 'uses'}: {shortage}"
         return None
 
     def is_free(self, device: str) -> bool:

@@ -23,9 +23,9 @@ from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, SecretRng, derive, seed63
 from thinwire.core.secure_numbers import check_numbers, fewest_devices
+from thinwire.server.policy.eligibility import unable_notes
 
 MAX_CLIENTS_TRIED = 256  # devices, in the search for the fewest with which a run begins
-SHOWN = 5  # unable devices that a waiting sentence names
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ def wait_reason(
     assignments = plan.cohort.over_selected(target, len(able))
     needs = updates_needed(plan, assignments)
     notes = [f"missing {', '.join(absent)}"] if absent else []
-    notes += [f"{device} {unable[device]}" for device in sorted(unable)[:SHOWN]]
-    notes += [f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else []
+    notes += unable_notes(unable)
     least = min(want, updates_needed(plan, want)) if begun else want
     if have < least and not absent and len(present) <= (count := known()) < least:
         notes.insert(0, f"only {count} known: more have to join" if count else "none has joined yet")

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from thinwire.core.equipment import lacking
@@ -85,6 +85,22 @@ class ConnectedDevices:
     def ever_connected(self) -> Sequence[str]:
         """Return the names of the devices that have been connected since this process began, sorted."""
         return sorted(self._last_reports)
+
+
+SHOWN = 5  # unable devices that a waiting sentence names
+
+
+def unable_notes(unable: Mapping[str, str]) -> list[str]:
+    """Return phrases on the devices that cannot take part: at most `SHOWN` are named, and a reason once.
+
+    >>> unable_notes({"a": "has no task 't'", "b": "is old", "c": "has no task 't'"})
+    ["a, c: each has no task 't'", 'b is old']
+    """
+    by_reason = dict[str, list[str]]()
+    for device in sorted(unable)[:SHOWN]:
+        by_reason.setdefault(unable[device], []).append(device)
+    notes = [f"{', '.join(names)}{': each' if names[1:] else ''} {why}" for why, names in by_reason.items()]
+    return [*notes, f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else notes
 
 
 def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | None = None) -> str:

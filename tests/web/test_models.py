@@ -13,7 +13,7 @@ from safetensors.numpy import load
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
-from tests.support.browsing import Open
+from tests.support.browsing import Open, axe
 from tests.support.cli_story import PARAMS, told
 from tests.support.serving import showing
 from tests.web.test_roles import HOST, Visitors
@@ -136,8 +136,9 @@ def test_the_page_of_a_run_offers_its_versions(store: Store, home: AggregatorHom
         rows = page.locator("#models tbody tr")
         expect(rows).to_have_count(3)
         expect(rows.first).to_contain_text("best")
+        assert axe(page) == []
         with page.expect_download() as download:
-            rows.first.get_by_role("link", name="Download model version 2").click()
+            rows.first.get_by_role("link", name="safetensors of model version 2").click()
         assert download.value.suggested_filename == "toy-1-v2.safetensors"
         assert load(download.value.path().read_bytes())["first.bias"][0] == PARAMS[6] + 2
         page.locator("#plan summary").click()

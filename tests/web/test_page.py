@@ -71,6 +71,23 @@ def test_a_waiting_run_says_who_is_missing_and_how_to_add_a_device(store: Store,
     assert axe(page) == []
 
 
+def test_a_run_that_waits_between_rounds_says_how_to_add_a_device_unless_another_run_has_the_devices(
+    store: Store, tmp_path: Path, look: Open
+):
+    run, lock = new_run(store), tmp_path / "lock"
+    add_devices(store, ["pi-01", "pi-02"], run.now)
+    run.quiet_round()
+    run.status("waiting", "waiting: 2 of 3 devices")
+    with hold(lock, {"listen": "127.0.0.1:9191"}), showing(store.url, lock) as shown:
+        page = look(shown.url, f"runs/{run.run_id}")
+        command = page.locator(".nothing code", has_text="thinwire client start")
+        expect(command).to_contain_text("--aggregator http://127.0.0.1:9191 --task digits=MODULE")
+        expect(page.get_by_role("row", name="pi-02").first).to_contain_text("online")
+        run.status("waiting", "waiting for devices that digits-7 uses: a round needs 1 free device")
+        expect(page.locator(".nothing")).to_contain_text("as soon as enough of them are free")
+        expect(command).to_have_count(0)
+
+
 def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
     page = look(served.url, f"runs/{run.run_id}")

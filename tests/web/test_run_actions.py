@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import expect
@@ -54,6 +55,15 @@ def test_more_rounds_are_a_command_whose_result_can_be_read(page: TestClient, to
         assert post(page, f"runs/{told.run_id}/extend", wrong).status_code == 422, wrong
 
 
+def test_what_to_try_after_a_refusal_names_the_state_directory(visit: Any, told: Told, tmp_path: Path):
+    page = visit(lock=tmp_path / "aggregator" / "lock")
+    page.post("/login", data={"code": told.store.logins.new_code()})
+    number = told.store.commands.add("extend-run", told.run_id, {"rounds": 1, "sets": {}})
+    told.store.commands.answer(number, {"done": False, "error": "no", "try": "thinwire privacy ledger"})
+    hint = page.get(f"/api/v1/commands/{number}").json()["try"]
+    assert hint == f"thinwire privacy ledger --home {tmp_path}"
+
+
 def test_a_deletion_repeats_the_id_and_is_for_runs_that_are_over(page: TestClient, told: Told):
     refused = post(page, f"runs/{told.run_id}/delete", {"run_id": "digits-9"})
     assert (refused.status_code, refused.json()["why"]) == (409, "the body repeats 'digits-9'")
@@ -91,6 +101,8 @@ def test_the_menu_of_the_page_wants_the_name_before_it_deletes(told: Told, serve
     expect(page.get_by_text("sent to the aggregator")).to_be_visible()
     (command,) = told.store.commands.pending()
     assert (command.kind, command.run_id) == ("delete-run", told.run_id)
+    told.store.mark_deleted(told.run_id, "ann")
+    page.wait_for_timeout(1000)  # a page that read the run again would get an error, which its console tells
     told.store.commands.answer(command.id, {"done": True})
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
 
@@ -105,8 +117,21 @@ def test_the_menu_of_the_page_sets_tags_and_archives(told: Told, served: Any, lo
     assert told.store.run(told.run_id).tags == ["best", "paper"]
     page.get_by_text("More", exact=True).click()
     page.get_by_role("button", name="Archive").click()
-    expect(page.get_by_text("archived", exact=True)).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="archived")).to_be_visible()
     assert told.store.run(told.run_id).archived_at
+
+
+def test_the_head_of_a_run_tells_its_name_its_tags_and_the_archive_as_they_change(told: Told, served: Any, look: Any):
+    page = look(served.url, f"runs/{told.run_id}")
+    head = page.locator(".head")
+    told.store.tag_run(told.run_id, ["paper"], (), "ann")
+    expect(head.locator(".tag")).to_have_text("paper")
+    told.store.archive_run(told.run_id, True, "ann")
+    expect(head.locator(".tag")).to_have_text(["paper", "archived"])
+    page.get_by_text("More", exact=True).click()
+    expect(page.get_by_role("button", name="Take out of the archive")).to_be_visible()
+    page.get_by_role("button", name="Tags…").click()
+    expect(page.get_by_role("dialog").get_by_role("textbox")).to_have_value("paper")
 
 
 def test_an_open_page_gets_the_plan_of_more_rounds(told: Told, served: Any, look: Any):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browsing import axe, axe_in_both, overflow, pages
+from tests.support.browsing import Open, axe, axe_in_both, overflow, pages
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown
 from thinwire.store import Store
@@ -127,3 +127,9 @@ def test_the_new_pages_are_accessible_at_every_width(store: Store, served: Shown
         for width in (400, 1000, 1920):
             page.set_viewport_size({"width": width, "height": 900})
             assert overflow(page) <= 0, (path, width)
+
+
+def test_a_session_by_code_tells_how_one_gets_a_password(served: Shown, look: Open):
+    page = look(served.url, "users")
+    expect(page.locator("#own")).to_contain_text("has no password. To log in with one, add a user above")
+    expect(page.locator("#own code")).to_contain_text("thinwire aggregator users add NAME --role admin")

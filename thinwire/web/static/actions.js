@@ -2,6 +2,7 @@
 import { outcome, post } from "./api.js";
 import { Dialog } from "./dialog.js";
 import { ENDED, html, link, may, useState } from "./dom.js";
+import { withoutReading } from "./live.js";
 import { Refusal } from "./parts.js";
 
 const TAG = "[a-z0-9\\-]{1,32}";
@@ -85,7 +86,7 @@ const Delete = ({ run, close, send }) => {
   const submit = async (event) => {
     event.preventDefault();
     close();
-    if (await send("delete", { run_id: repeated }, "deleted")) location.assign(link(""));
+    if (await withoutReading(() => send("delete", { run_id: repeated }, "deleted"))) location.assign(link(""));
   };
   return html`<${Dialog} id="delete" title=${`Delete ${run.run_id}?`} close=${close}>
     <form class="form" onSubmit=${submit}>

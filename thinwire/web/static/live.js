@@ -79,14 +79,15 @@ export const stoodStill = (news) => (news.reached ? (news.aggregator === "gone" 
 
 let paused = false;
 
-/** Do `act`, after which what is shown has another address: until then nothing is read at the old one. */
+/** Do `act`, after which what is shown has another address, or none: nothing is read at the old one, unless it fails or gives false. */
 export async function withoutReading(act) {
   paused = true;
+  let done = false;
   try {
-    return await act();
-  } catch (error) {
-    paused = false;
-    throw error;
+    done = await act();
+    return done;
+  } finally {
+    paused = done !== false;
   }
 }
 

@@ -20,7 +20,7 @@ export const Models = ({ run }) => {
         ...measured.map((name) => ({ title: name, right: true, cell: (one) => metric(one.metrics[name]) })),
         { title: "Size", right: true, cell: (one) => bytes(one.size) },
         ...(may("operator") ? [{ title: "File", right: true, cell: (one) => html`
-          <a class="tool" href=${`${api}/${one.version}`} download aria-label=${`Download model version ${one.version}`}><${Icon} name="down" />safetensors</a>` }] : []),
+          <a class="tool" href=${`${api}/${one.version}`} download aria-label=${`safetensors of model version ${one.version}`}><${Icon} name="down" />safetensors</a>` }] : []),
       ]} />
     <//>`;
 };

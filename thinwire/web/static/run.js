@@ -3,7 +3,7 @@ import { Actions } from "./actions.js";
 import { get, post } from "./api.js";
 import { Bytes } from "./bytes.js";
 import { Clients, useClients } from "./clients.js";
-import { DeviceTable, joinCommand } from "./devices.js";
+import { DeviceTable, TagList, joinCommand } from "./devices.js";
 import { ENDED, html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
@@ -35,7 +35,7 @@ export const RunPage = ({ id, news }) => {
     if (now.view && now.view.run.notes.join() !== found.run.notes.join()) found = await look(null); // more rounds leave a note, and another plan
     const view = merge(now.view, found);
     known.current = { view, clients, at: due ? performance.now() : now.at };
-    const early = view.opened ? {} : { devices: await get("devices"), service: await get("service") };
+    const early = view.opened && view.run.status !== "waiting" ? {} : { devices: await get("devices"), service: await get("service") };
     return { ...view, ...early };
   };
   const { data, error } = useReading(read, news, [id, chosen, clients]);
@@ -88,6 +88,7 @@ const Head = ({ run, lines, still, gone }) => {
     <div class="head">
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
       <${Status} status=${run.status} />
+      ${run.name && html`<b>${run.name}</b>`}<${TagList} tags=${[...run.tags, ...(run.archived_at ? ["archived"] : [])]} />
       ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}
       ${may("operator") && COMMANDS[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${RunCommand} key=${verb} id=${run.run_id} verb=${verb} gone=${gone && run.source === "devices"} />`)}
       ${may("operator") && html`<${Actions} run=${run} gone=${gone} />`}
@@ -153,11 +154,14 @@ const RunCommand = ({ id, verb, gone }) => {
   return html`<button type="button" class="tool" disabled=${gone || state === "sent"} title=${gone ? NOBODY : ""} onClick=${verb === "stop" ? () => setState("confirm") : command}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
 };
 
+const USED = /^waiting for devices that .* uses?:/; // by other runs
+
 const Waiting = ({ run, devices, service, gone }) => html`
   <section class="nothing" aria-labelledby="waiting-title">
     <h2 id="waiting-title">${run.status === "waiting" ? "Waiting for devices" : "Not begun yet"}</h2>
-    ${run.status === "waiting" && html`<p>The next round opens as soon as they are here. On a device, with the code of <code>${run.task}</code> installed:</p>
-      <${Command} text=${joinCommand(service, run.task)} />`}
+    ${run.status === "waiting" && (USED.test(run.status_text) ? html`<p>The next round opens as soon as enough of them are free. <code>[run] priority</code> says how the devices' time is shared.</p>`
+    : html`<p>The next round opens as soon as they are here. On a device, with the code of <code>${run.task}</code> installed:</p>
+      <${Command} text=${joinCommand(service, run.task)} />`)}
     ${devices?.length ? html`<${DeviceTable} devices=${devices} task=${run.task} gone=${gone} />` : null}
   </section>`;
 

@@ -39,7 +39,8 @@ export const RunsPage = ({ news }) => {
   const { list, groups, devices, service } = data;
   const all = Object.values(list.statuses).reduce((sum, n) => sum + n, 0);
   const gone = news.aggregator === "gone" || !news.reached;
-  const online = gone ? UNKNOWN : `${devices.filter((d) => isOnline(d, gone)).length} of ${plural(devices.length, "device")} online`;
+  const approved = devices.filter((d) => d.standing === "approved");
+  const online = gone ? UNKNOWN : `${approved.filter((d) => isOnline(d, gone)).length} of ${plural(approved.length, "device")} online`;
   const narrow = (set) => (value) => {
     set(value);
     setPage("1");

@@ -82,8 +82,8 @@ const Change = ({ wish, close }) => {
 
 const Password = () => html`
   <${Section} id="own" title="Your password">
-    ${user === MACHINE ? html`<p>This session began with a one-time code, so it has no password. Who can read the state directory gets one with:</p>
-      <${Command} text=${`thinwire aggregator status --login${home}`} />` : html`
+    ${user === MACHINE ? html`<p>This session began with a one-time code, so it has no password. To log in with one, add a user above, or on the aggregator's machine:</p>
+      <${Command} text=${`thinwire aggregator users add NAME --role admin${home}`} />` : html`
       <${Form} label="Change your password" button="Change it" send=${async (given) => (await post("session/password", given)).sentence}>
         <input type="text" name="user" value=${user} autocomplete="username" readonly hidden disabled />
         <${Field} label="Present password" name="old" type="password" maxlength="256" autocomplete="current-password" />

@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 
 from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_store import new_run
 from tests.support.serving import showing
 from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.owner_file import AlertSettings, aggregator_file
@@ -81,6 +82,12 @@ def test_updates_that_are_not_finite_have_one_with_what_to_try(store: Store, run
     assert (one.kind, one.subject) == ("not-finite", run.run_id)
     assert "3 updates of the last 2 rounds held NaN or infinity" in one.sentence
     assert "[local] lr" in one.hint
+
+
+def test_a_first_round_that_is_not_finite_is_told_as_the_last_one(store: Store):
+    run = new_run(store)
+    diverge(run)
+    assert "3 updates of the last round held NaN or infinity" in divergence(store, store.run(run.run_id))
 
 
 def test_disk_certificate_and_aggregator_are_judged_by_their_numbers(store: Store):

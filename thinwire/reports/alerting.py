@@ -76,7 +76,8 @@ def _latest(store: Store, run: RunRow) -> list[RoundRow]:
 
 
 def _not_finite(count: int, rounds: list[RoundRow]) -> str:
-    return f"{counted(count, 'update')} of the last {counted(len(rounds), 'round')} held NaN or infinity"
+    latest = f"{len(rounds)} rounds" if rounds[1:] else "round"
+    return f"{counted(count, 'update')} of the last {latest} held NaN or infinity"
 
 
 def _higher_loss(store: Store, run: RunRow, latest: list[RoundRow]) -> str:

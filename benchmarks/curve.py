@@ -17,7 +17,7 @@ from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, ModelStored, RoundClosed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.model_store import Versions
-from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, Training, reported, run_scripted
+from thinwire.simulation import InMemorySpool, ScriptedDevice, ScriptedFleet, Training, reported, run_scripted
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
 
@@ -73,7 +73,7 @@ def curve(plan: RunPlan, task: LoadedTask, split: str, clients: int, devices: De
         crowd.folder.mkdir()
         training, first = Training(task, crowd), initial_model(task, plan.run.seed)
         report = reported(plan, first.layout)
-        fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), report, devices(training), grace_s)
+        fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), report, devices(training), grace_s)
         with Store.open(home.database, durable=False) as store:
             run_id = run_scripted(plan, first.layout, fleet, store=store, home=home, params=first.vector)
             row, events = store.run(run_id), tuple(event for _, event in store.events(run_id))

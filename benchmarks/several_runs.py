@@ -44,7 +44,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.service import serve
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import HeldSpool, LogNormal, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
+from thinwire.simulation import InMemorySpool, LogNormal, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.store import Store
 
 DEVICES, RUNS, A_ROUND = 10, 4, 5
@@ -99,7 +99,7 @@ def served(
     """Serve these runs, and return the seconds until all are over, or the window, and the device-seconds of each."""
     home, clock, ending = AggregatorHome.under(folder, durable=False), VirtualClock(), threading.Event()
     with Store.open(home.database, durable=False, clock=clock) as store:
-        fleet = ScriptedFleet(HeldSpool(home.spool), clock, REPORT, devices(seed))
+        fleet = ScriptedFleet(InMemorySpool(home.spool), clock, REPORT, devices(seed))
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
         runs = [submit(store, home, plan, FirstModel(LAYOUT, REPORT, first, nothing)) for plan in plans]
         poll, going = fleet.poll, set(runs)

@@ -20,7 +20,7 @@ from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import FullModelSent, ModelStored, ReplicaStored
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, Vector
-from thinwire.simulation import HeldSpool, Script, SyntheticUpdates, Turn
+from thinwire.simulation import InMemorySpool, Script, SyntheticUpdates, Turn
 from thinwire.store import Store
 
 DOWN = {"codec": "topk(0.05) > int8 > rice"}
@@ -168,7 +168,7 @@ def test_devices_that_are_ahead_of_a_restored_backup_come_back_to_it(tmp_path: P
     bench.store = Store.open(bench.home.database)
     for device in bench.fleet.devices.values():
         device.outbox.clear()
-    bench.fleet = bench.fleet.restart(HeldSpool(bench.home.spool))
+    bench.fleet = bench.fleet.restart(InMemorySpool(bench.home.spool))
     row = bench.drive()
     assert (row.status, row.version) == ("done", 6)
     assert {e.device for e in bench.events(FullModelSent)} == {"a", "b", "c"}

@@ -24,7 +24,7 @@ from thinwire.server.concurrency import at_work_before, slot_s, slowest_s
 from thinwire.server.policy.cohort import LEAST, sample, select_clients, weights
 from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import InMemorySpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (40,)})
@@ -222,7 +222,7 @@ def played(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: ob
         return ScriptedDevice(name, SyntheticUpdates(name, LAYOUT), script)
 
     devices = [of_speed(*one) for one in speeds.items()]
-    fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), reported(made, LAYOUT), devices)
+    fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), reported(made, LAYOUT), devices)
     with Store.open(home.database, durable=False) as store:
         run_id = run_scripted(made, LAYOUT, fleet, store=store, home=home)
         return [event for _, event in store.events(run_id)]

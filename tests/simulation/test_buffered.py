@@ -14,7 +14,7 @@ from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training, simulate
 from thinwire.simulation.client_pool import ClientPopulation
-from thinwire.simulation.kept import HeldSpool
+from thinwire.simulation.storage import InMemorySpool
 from thinwire.store import Store
 
 SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 12.0)  # seconds for an assignment
@@ -37,7 +37,7 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
         return ScriptedDevice(crowd.name(index), training.client(index, lambda assignment: seconds / STEPS))
 
     devices = [device(index, seconds) for index, seconds in enumerate(SPEEDS)]
-    fleet = ScriptedFleet(HeldSpool(folder / "spool"), clock, report(task), devices)
+    fleet = ScriptedFleet(InMemorySpool(folder / "spool"), clock, report(task), devices)
     with Store.open(home.database, durable=False) as store:
         made = initial_model(task, plan.run.seed)
         run_id = submit(

@@ -13,7 +13,7 @@ from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import sentence
-from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import InMemorySpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (30,)})
@@ -40,7 +40,7 @@ def opened(folder: Path, cohort: dict[str, Any], honest: int = 2) -> list[tuple[
         for i in range(honest)
     ]
     devices.append(ScriptedDevice("late", SyntheticUpdates("late", LAYOUT, 0.1), just_in_time))
-    fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), reported(plan, LAYOUT), devices)
+    fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), reported(plan, LAYOUT), devices)
     with Store.open(home.database) as store:
         run_id = run_scripted(plan, LAYOUT, fleet, store=store, home=home, params=np.zeros(30, np.float32))
         assert store.run(run_id).status == "done"

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import answer, hello, written
 from thinwire.core.fleet import Link
-from thinwire.simulation.kept import HeldSpool
+from thinwire.simulation.storage import InMemorySpool
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store
 
@@ -47,13 +47,13 @@ class TestLocalFleetInMemory(FleetLaws):
 
     @contextlib.contextmanager
     def make(self, folder: Path) -> Iterator[LocalSetting]:
-        setting = LocalSetting(folder, HeldSpool)
+        setting = LocalSetting(folder, InMemorySpool)
         yield setting
         setting.store.close()
 
 
 def test_what_does_not_fit_into_memory_lies_in_a_file(tmp_path: Path) -> None:
-    spool = HeldSpool(tmp_path / "spool", most_bytes=4)
+    spool = InMemorySpool(tmp_path / "spool", max_bytes=4)
     fleet = LocalFleet(spool)
     link = LocalLink(fleet, "a")
     for sequence, body in enumerate([b"1234", b"5678"], start=1):

@@ -19,7 +19,7 @@ from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Li
 from thinwire.core.plan_values import MAX_DELAY
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
-from thinwire.simulation.kept import HeldSpool
+from thinwire.simulation.storage import InMemorySpool
 from thinwire.simulation.local_fleet import LocalLink
 from thinwire.store import FileSpool, Store
 
@@ -55,7 +55,7 @@ class Stage:
 
     def __init__(self, folder: Path, *devices: ScriptedDevice, grace_s: float = 0.0) -> None:
         self.folder, self.clock = folder, VirtualClock()
-        self.fleet = FaultyFleet(HeldSpool(folder / "spool"), self.clock, None, devices, grace_s)
+        self.fleet = FaultyFleet(InMemorySpool(folder / "spool"), self.clock, None, devices, grace_s)
 
     def assign(self, device: str, assignment_id: str, *bodies: bytes) -> None:
         self.fleet.send([envelope(device, assignment_id, self.folder, *bodies)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thinwire.client.run_state import ClientRunState
-from thinwire.simulation.kept import shared_folder
+from thinwire.simulation.storage import shared_folder
 
 FIRST = ClientRunState(1, residual=np.array([1, 2], np.float32))
 SECOND = ClientRunState(2, residual=np.array([3, 4], np.float32))

@@ -21,7 +21,7 @@ from thinwire.server.context import RunCommands, StopCommand
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
+from thinwire.simulation import InMemorySpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
 
@@ -68,7 +68,7 @@ class Started:
             )
 
         devices = [device(index, name) for index, name in enumerate(names)]
-        self.fleet = ScriptedFleet(HeldSpool(self.home.spool), VirtualClock(), report(task), devices)
+        self.fleet = ScriptedFleet(InMemorySpool(self.home.spool), VirtualClock(), report(task), devices)
         self.store = Store.open(self.home.database)
         made = initial_model(task, 99)  # another than the devices': of it only the layout counts
         self.layout, raw = made.layout, plan(keep="all").to_json()

@@ -23,7 +23,7 @@ from thinwire.core.types import Assignment, Vector
 from thinwire.server.context import RunCommands
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import HeldSpool, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
+from thinwire.simulation import InMemorySpool, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
 from thinwire.store import RunRow, Store
 
 T = TypeVar("T", bound=Event)
@@ -97,7 +97,7 @@ class Bench:
         self.home.database.write_bytes(empty_database())
         self.store = Store.open(self.home.database, durable=False)
         report = TaskReport("toy", layout_digest=layout.digest)
-        self.fleet = fleet(HeldSpool(self.home.spool), self.clock, report, devices)
+        self.fleet = fleet(InMemorySpool(self.home.spool), self.clock, report, devices)
         sections["run"] = {"task": "toy", **sections.get("run", {})}
         sections["cohort"] = {"wait_for": len(devices), **sections.get("cohort", {})}
         plan = RunPlan.from_json({"local": {"lr": 1.0}, "uplink": {"codec": "topk(0.1) > int8"}, **sections})

@@ -25,7 +25,7 @@ from thinwire.core.types import Assignment
 from thinwire.server import run as server_run
 from thinwire.server.context import RunContext, StopCommand
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import HeldSpool, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import InMemorySpool, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.simulation.scripted_device import over
 from thinwire.store import Store
 
@@ -125,7 +125,7 @@ def told(story: Story, folder: Path) -> Told:
         for i, name in enumerate(NAMES)
     ]
     report = reported(story.plan, LAYOUT)
-    fleet = FaultyFleet(HeldSpool(home.spool), VirtualClock(), report, devices, story.grace_s)
+    fleet = FaultyFleet(InMemorySpool(home.spool), VirtualClock(), report, devices, story.grace_s)
     with Store.open(home.database, durable=False) as store, caught() as running:
 
         def stop() -> StopCommand:

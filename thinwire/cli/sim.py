@@ -185,7 +185,7 @@ def simulated(
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, client=client, debug=debug,
                 first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
-                on_begin=on_begin, on_error=partial(_tell_error, raised, tell), processes=processes, keeps=keeps,
+                on_begin=on_begin, on_error=partial(_tell_error, raised, tell), processes=processes, resumable=keeps,
             )  # fmt: skip
         except KeyboardInterrupt:
             if keeps and begun:

@@ -4,7 +4,6 @@ clients.
 
 from thinwire.client.task import own_part
 from thinwire.simulation.history import History, RunFailed
-from thinwire.simulation.kept import HeldSpool
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.run import reported, run_scripted, run_sim, simulate
 from thinwire.simulation.scripted_device import (
@@ -19,9 +18,10 @@ from thinwire.simulation.scripted_device import (
     Work,
 )
 from thinwire.simulation.scripted_fleet import ScriptedFleet
+from thinwire.simulation.storage import InMemorySpool
 
 __all__ = [
-    "HeldSpool", "History", "LocalFleet", "LocalLink", "LogNormal", "Paced", "RunFailed", "Script", "ScriptedDevice",
-    "ScriptedFleet", "SyntheticUpdates", "Trained", "Training", "Turn", "Work", "own_part", "reported",
+    "History", "InMemorySpool", "LocalFleet", "LocalLink", "LogNormal", "Paced", "RunFailed", "Script",
+    "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Trained", "Training", "Turn", "Work", "own_part", "reported",
     "run_scripted", "run_sim", "simulate",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 `SimulatedClients` decides which client replies next. A `ClientExecutor` executes the work of all clients, here in this
 process (`SerialExecutor`), elsewhere in several (process_pool.py). `HandlerCache` keeps the handlers of some clients in
-memory and the state of all others on disk (kept.py).
+memory and the state of all others on disk (storage.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from thinwire.core.equipment import GIB
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.records import replace
 from thinwire.core.types import PhaseReply, Reply
-from thinwire.simulation.kept import CachedRunFolder, LeastRecentlyUsed, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
+from thinwire.simulation.storage import CachedRunFolder, LruPolicy, shared_folder
 
 if TYPE_CHECKING:
     from thinwire.client.train.protocol import Tell
@@ -299,7 +299,7 @@ class HandlerCache:
         self._awake: dict[int, tuple[AssignmentHandler, list[RunFolder]]] = {}
         self._evicted = set[int]()  # clients with a state on disk
         self._trained: dict[int, Begun] = {}  # clients that have trained for a secure round
-        self._states, self._data = LeastRecentlyUsed(), LeastRecentlyUsed()
+        self._states, self._data = LruPolicy(), LruPolicy()
 
     def answer(self, index: int, delivery: Delivery) -> TimedReply:
         """Return the reply of client `index` to an assignment."""
@@ -347,7 +347,7 @@ class HandlerCache:
         self._evicted.add(index)
         for folder in folders:
             if isinstance(folder, CachedRunFolder):
-                folder.put_down()
+                folder.write_back()
 
     def _wake(self, index: int, secure: bool) -> tuple[AssignmentHandler, list[RunFolder]]:
         name, made, is_new = self.crowd.name(index), list[RunFolder](), index not in self._evicted

@@ -21,7 +21,7 @@ from thinwire.core.events import NO_STEP, ClientFailed, Evaluated, Event, RoundC
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.reports.stored_models import StoredModel, stored_model
-from thinwire.simulation.kept import CLIENTS
+from thinwire.simulation.storage import CLIENTS
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from thinwire.core.fleet import (
 )
 from thinwire.core.protocol import ends, reply_digest, same_reply, withdrawn
 from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId
-from thinwire.simulation.kept import spooled
+from thinwire.simulation.storage import spool_reply
 
 REMEMBERED = 65_536  # digests of replies, and withdrawn assignments of a device
 
@@ -206,7 +206,7 @@ class LocalFleet:
         if reply.update_id.device != link.name:
             raise Refused("a reply in another device's name", why=f"this link is {link.name}'s")
         if (known := self._seen.get(reply.update_id)) is None:
-            header = spooled(self.spool, reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
+            header = spool_reply(self.spool, reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
             self._remember(header)
             return self._arrived(link.name, header)
         if not same_reply(known, reply):

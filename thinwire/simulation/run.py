@@ -50,10 +50,10 @@ from thinwire.server.submit import FirstModel, submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
 from thinwire.simulation.holdout import SimulatedHoldout
-from thinwire.simulation.kept import HeldSpool, KeptSimulation, keep_own_values, where_it_stood
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor, require_processes
 from thinwire.simulation.scripted_fleet import ScriptedFleet
+from thinwire.simulation.storage import InMemorySpool, ResumableSimulation, keep_personal_values, resume_point
 from thinwire.store import FileSpool, Store
 
 
@@ -124,7 +124,7 @@ def simulate(
             run_id = run_sim(
                 read, code, store=store, home=where, clients=clients, client=client, debug=debug,
                 processes=processes, step_s=step_s, first=first, on_event=calls(on_round, on_evaluate, shows),
-                keeps=home is not None,
+                resumable=home is not None,
             )  # fmt: skip
         finally:
             if shows:
@@ -183,7 +183,7 @@ def run_sim(
     on_error: Callable[[ClientFailed, str], None] = lambda event, text: None,
     processes: int = 1,
     step_s: Sequence[float] = (),
-    keeps: bool = False,
+    resumable: bool = False,
 ) -> str:
     """Submit a plan as a simulated run, execute it to its end, and return the run's id.
 
@@ -192,7 +192,8 @@ def run_sim(
     loads the task from its spec. `on_error` gets each failure with the class and the text of its error, which may hold
     data and are recorded nowhere; it follows `on_event`.
 
-    With `keeps`, the run outlives this process (kept.py), and an unfinished one of the same plan and clients goes on.
+    With `resumable`, the state of the run survives this process (storage.py). If there is an unfinished run of the same
+    plan and clients, that one is resumed instead.
     """
     require_processes(processes, task, debug)
     if plan.secure.enabled and processes > 1:
@@ -202,7 +203,7 @@ def run_sim(
             hint="leave --processes out",
         )
     parse_split(client.split)
-    plan = with_whole_id(store, plan)  # as the run stores it, by which an unfinished one is found
+    plan = with_whole_id(store, plan)  # as the store has it, to find an unfinished run of the same plan
     if step_s and (len(step_s) != clients or min(step_s) < 0):
         raise UsageError(
             f"step_s gives {len(step_s)} clients their seconds a step",
@@ -222,9 +223,9 @@ def run_sim(
             "clients": clients, "split": client.split, "seed": client.seed, "step_s": list(step_s),
             "data": str(client.data.absolute()) if client.data else "", "layout": made.layout.digest,
         }  # fmt: skip
-        kept = KeptSimulation.find(store, home, plan, about) if keeps else None
-        if kept and kept.unfinished:
-            run_id = kept.unfinished
+        state = ResumableSimulation.find(store, home, plan, about) if resumable else None
+        if state and state.unfinished:
+            run_id = state.unfinished
             stack.enter_context(take_over(home.owner(run_id)))
         else:
             model = FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters, made.fixed)
@@ -237,17 +238,17 @@ def run_sim(
                 return "run"
             return "after-round" if commands.was_commanded("stop-after-round", run_id) else None
 
-        spool: FileSpool = kept.spool(run_id) if kept else HeldSpool(temporary / "spool")
-        clock, turn_after = where_it_stood(store, spool, run_id)
-        if kept:
-            crowd = replace(crowd, folder=kept.clients(run_id), durable=home.durable)
-            kept.take_along(run_id, plan.run.init)
+        spool: FileSpool = state.spool(run_id) if state else InMemorySpool(temporary / "spool")
+        clock, turn_after = resume_point(store, spool, run_id)
+        if state:
+            crowd = replace(crowd, folder=state.clients(run_id), durable=home.durable)
+            state.inherit_personal_values(run_id, plan.run.init)
         fleet = LocalFleet(spool, clock)
-        if kept is None:
+        if state is None:
             stack.enter_context(store.gathering(run_id))
         stack.enter_context(rare_full_collections())
-        early = withdraws_none(plan) and not step_s and kept is None
-        workers = stack.enter_context(answering(task, crowd, processes, kept is not None, early))
+        early = withdraws_none(plan) and not step_s and state is None
+        workers = stack.enter_context(answering(task, crowd, processes, state is not None, early))
         patient = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
@@ -262,8 +263,8 @@ def run_sim(
             run_id, store=store, fleet=fleet, home=home, clock=clock, commands=RunCommands(stop), on_event=heard,
             holdout=holdout,
         )  # fmt: skip
-        if kept and row.status in ENDED:
-            keep_own_values(kept.folder(run_id), run_id)
+        if state and row.status in ENDED:
+            keep_personal_values(state.folder(run_id), run_id)
     return run_id
 
 

@@ -47,8 +47,8 @@ from thinwire.core.types import (
     within_run,
 )
 from thinwire.simulation.client_pool import ClientPopulation, PacedExecutor
-from thinwire.simulation.kept import CachedRunFolder
 from thinwire.simulation.local_fleet import LocalLink
+from thinwire.simulation.storage import CachedRunFolder
 
 
 @dataclass

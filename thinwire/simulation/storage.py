@@ -1,15 +1,14 @@
-"""This module keeps the state of a simulation: in memory in place of files, and on disk to outlive its process.
+"""Storage of a simulation: replies and client state in memory instead of files, and on disk to resume after a kill.
 
-`HeldSpool` keeps small replies in memory, and `spooled` checks each part of a file against its digest, as the device
-API does it. `CachedRunFolder` holds a client's state until the client is put down, which `LeastRecentlyUsed` chooses;
-`SharedFolder` is for clients that several processes train.
+`InMemorySpool` keeps small replies in memory, and `spool_reply` checks each part of a file against its digest, as the
+device API does. `CachedRunFolder` keeps a client's state in memory until the client is evicted, and `LruPolicy` chooses
+the clients to evict. `SharedFolder` is for clients that several processes train.
 
-A simulation that outlives its process: after `kill -9` the same call goes on, to the same bits as if never killed.
-
-The aggregator's part is its ordinary restart: it replays the journal and sends outstanding assignments again
-(server/run.py). The clients' part is that of a device which was killed: each commit of its run state is on disk, and an
-assignment that it has answered already gets the same reply (client/outbox.py). This module has the rest: it finds the
-unfinished run with which a call goes on, the time on the run's clock, and the client that replied last.
+Resume: after `kill -9` the same call of `simulate` continues the run, to the same bits as if it had never been killed.
+The aggregator restarts as always: it replays the journal and sends outstanding assignments again (server/run.py). A
+client resumes as a killed device does: each commit of its run state is on disk, and a repeated assignment gets the same
+reply again (client/outbox.py). This module adds the rest: it finds the unfinished run of a call, the time on the run's
+clock, and the client that replied last.
 
 A simulation with secure aggregation keeps secrets in memory only. Its open round is aborted, and the run goes on with
 the next one. Personal layers and `context.state` outlive the run, as on a device: each client's folder keeps them until
@@ -55,7 +54,7 @@ from thinwire.store import FileSpool, Store
 BLOCK = 1 << 20
 
 
-def spooled(
+def spool_reply(
     spool: Spool, reply: ReplyHeader, bundle: Path | bytes | None, transfer: Callable[[], Transfer]
 ) -> ReplyHeader:
     """Store a reply in the spool and return its header; check each part against its digest, as the device API does.
@@ -63,14 +62,14 @@ def spooled(
     `transfer` is called once the spool has all parts. Raise `BadPayload` for a part that does not match its digest, or
     that is missing. Of bytes that stay in memory only the length is checked, because this program has just hashed them.
     """
-    if isinstance(spool, HeldSpool) and spool.has_room(reply):
+    if isinstance(spool, InMemorySpool) and spool.has_room(reply):
         body = bundle.read_bytes() if isinstance(bundle, Path) else bundle or b""
         if isinstance(bundle, Path) and (part := damaged_part(io.BytesIO(body), reply.parts)) is not None:
             raise BadPayload(f"{part.name} is not what its digest says")
         if len(body) < reply.payload_bytes:
             raise BadPayload(f"a reply of {len(body)} bytes, whose parts have {reply.payload_bytes}")
         header = reply.arrived(transfer())
-        spool.hold(header, body)
+        spool.add(header, body)
         return header
     draft = spool.draft(reply.update_id)
     try:
@@ -101,26 +100,26 @@ def _copy(bundle: Path | bytes | None, out: BinaryIO, header: ReplyHeader) -> No
                 raise BadPayload(f"{part.name} is not what its digest says")
 
 
-HELD_BYTES = 64 << 20  # of frames that wait in memory for their aggregation
+MAX_SPOOL_BYTES = 64 << 20  # of the replies that wait in memory until they are aggregated
 
 
-class HeldSpool(FileSpool):
-    """Stores replies in memory up to `most_bytes` with `hold`, and as files like its base class.
+class InMemorySpool(FileSpool):
+    """Stores replies in memory up to `max_bytes` with `add`, and as files like its base class.
 
     Replies in memory are opened, listed and deleted like all others.
     """
 
-    def __init__(self, folder: Path, most_bytes: int = HELD_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = MAX_SPOOL_BYTES) -> None:
         super().__init__(folder, durable=False)
-        self._most, self._bytes = most_bytes, 0
+        self._max_bytes, self._bytes = max_bytes, 0
         self._bodies: dict[UpdateId, tuple[ReplyHeader, bytes]] = {}
 
     def has_room(self, header: ReplyHeader) -> bool:
         """Return True if there is room in memory for this reply."""
-        return self._bytes + header.payload_bytes <= self._most
+        return self._bytes + header.payload_bytes <= self._max_bytes
 
-    def hold(self, header: ReplyHeader, body: bytes) -> None:
-        """Keep a reply in memory, unless the spool already has a reply of this update."""
+    def add(self, header: ReplyHeader, body: bytes) -> None:
+        """Store a reply in memory, unless the spool already has a reply of this update."""
         if self.header(header.update_id) is None:  # only the first one counts
             self._bodies[header.update_id] = header, body
             self._bytes += len(body)
@@ -153,19 +152,19 @@ def _parts(header: ReplyHeader, body: bytes) -> Iterator[Arrived]:
 
 
 class CachedRunFolder(RunFolder):
-    """Holds a client's run state and its encoded updates: in memory while it works, on disk after `put_down`.
+    """Caches a client's run state and its encoded updates in memory; `write_back` writes them to disk at an eviction.
 
-    With `is_new`, the disk has nothing of this client, and `load` does not look there. A thousand folders or files take
-    longer to make and to remove than a round.
+    With `is_new`, the disk has nothing of this client, so `load` does not read it. To create and remove a thousand
+    folders takes longer than a round.
 
-    Invariant: after `put_down` the next folder object without `is_new` loads the state that was committed last.
+    Invariant: after `write_back` the next folder object without `is_new` loads the state that was committed last.
     """
 
     def __init__(self, own: Path, run: str, is_new: bool = False) -> None:
         super().__init__(run_path(own, run), write_unsynced)
         self._is_new = self.is_only_run = is_new  # a simulation is one run
         self._bodies: dict[str, bytes] = {}  # file -> an encoded update that is not on disk yet
-        self._held: ClientRunState | None = None  # committed, but not on disk yet
+        self._unwritten: ClientRunState | None = None  # committed, but not on disk yet
 
     @property
     def held_bytes(self) -> int:
@@ -182,24 +181,24 @@ class CachedRunFolder(RunFolder):
     def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
         bodies = {**self._bodies, **(parts or {})}
         self._bodies = {entry.file: bodies[entry.file] for entry in state.outbox if entry.file in bodies}
-        self._held = state
+        self._unwritten = state
 
-    def put_down(self) -> None:
+    def write_back(self) -> None:
         """Write the state that was committed last to disk, unless it is there already."""
-        if self._held is not None:
-            super().commit(self._held, self._bodies)
-            self._held, self._bodies = None, {}
+        if self._unwritten is not None:
+            super().commit(self._unwritten, self._bodies)
+            self._unwritten, self._bodies = None, {}
 
 
-class LeastRecentlyUsed:
-    """Chooses which clients to evict so that all others together have at most a given number of bytes."""
+class LruPolicy:
+    """Chooses the clients to evict, least recently used first, so that the others stay below a number of bytes."""
 
     def __init__(self) -> None:
         self._sizes: OrderedDict[int, int] = OrderedDict()  # client -> bytes, least recently used first
         self._total = 0
 
     def use(self, index: int, size: int) -> None:
-        """Note that client `index` was used, and how many bytes it has."""
+        """Record that client `index` was used, and that it now has `size` bytes."""
         self.drop(index)
         self._sizes[index] = size
         self._total += size
@@ -228,7 +227,7 @@ class SharedFolder(RunFolder):
     """
 
     def __init__(self, folder: Path, durable: bool = False) -> None:
-        super().__init__(folder, write_atomically if durable else write_swapped)
+        super().__init__(folder, write_atomically if durable else write_by_swap)
 
     def load(self) -> tuple[ClientRunState, list[str]]:
         path = self.folder / STATE
@@ -237,9 +236,8 @@ class SharedFolder(RunFolder):
         return super().load()
 
 
-def write_swapped(path: Path, data: bytes) -> None:
-    """Replace a file without syncing it: write the new one under another name, remove the old one, then rename the new
-    one.
+def write_by_swap(path: Path, data: bytes) -> None:
+    """Replace a file without syncing it: write a draft, remove the old file, then rename the draft.
 
     A rename over the old file would be one step. But ext4 then writes the new file to disk at once, which takes longer
     than all other work of a small client.
@@ -265,11 +263,12 @@ def shared_folder(folder: Path, run: str, durable: bool = False) -> SharedFolder
 
 
 @dataclass(frozen=True)
-class KeptSimulation:
-    """Holds the folder of a simulation in a state directory, and the run in it that is not finished, if there is one.
+class ResumableSimulation:
+    """A simulation in a state directory that can be resumed, with the id of its unfinished run if there is one.
 
-    `about` is what else than the plan decides the result: the clients and their data, the split, the seed, the seconds
-    of a step, and the layout of the task's model. Nobody compares the task's code: a notebook changes it all the time.
+    `about` describes what decides the result besides the plan: the clients and their data, the split, the seed, the
+    seconds of a step, and the layout of the task's model. The task's code is not compared, because a notebook changes
+    it all the time.
     """
 
     home: AggregatorHome
@@ -284,7 +283,7 @@ class KeptSimulation:
         """
         for row in reversed(list(store.runs())):
             if row.source == "sim" and row.status in ENDED:  # its process may have been killed just after its end
-                keep_own_values(home.simulation(row.run_id).parent, row.run_id)
+                keep_personal_values(home.simulation(row.run_id).parent, row.run_id)
             if row.source != "sim" or row.status in (*ENDED, "preparing"):
                 continue
             if dict(row.plan) != plan.to_json() or _read(home, row.run_id) != about:
@@ -314,13 +313,13 @@ class KeptSimulation:
         """Return the spool, with the replies that are not aggregated yet."""
         return FileSpool(self.folder(run_id) / SPOOL, self.home.durable)
 
-    def take_along(self, run_id: str, init: str) -> None:
-        """Give each client what it kept of the run with whose model this one begins; a second call changes nothing.
+    def inherit_personal_values(self, run_id: str, init: str) -> None:
+        """Give each client its personal values of run ID if this run has `[run] init = "run:ID"`.
 
-        Clients of another simulation have other data: nothing is theirs.
+        Clients of a simulation with other data or another split get none. A second call changes nothing.
         """
         origin = named_model(init)
-        if origin is None or _place(_read(self.home, origin[0])) != _place(self.about):
+        if origin is None or _data_facts(_read(self.home, origin[0])) != _data_facts(self.about):
             return
         for path in (self.home.simulation(origin[0]).parent / CLIENTS).glob(f"*/{PERSONAL}/{origin[0]}.safetensors"):
             own = private_folder(private_folder(self.clients(run_id) / path.parts[-3]) / PERSONAL)
@@ -331,15 +330,16 @@ class KeptSimulation:
 CLIENTS, SPOOL = "clients", "spool"  # in the folder of a simulation
 
 
-def _place(about: Any) -> Mapping[str, Any] | None:
+def _data_facts(about: Any) -> Mapping[str, Any] | None:
     """Return what decides which data each client has, from the description of a simulation; None without one."""
     return {name: about.get(name) for name in ("clients", "split", "seed", "data")} if about else None
 
 
-def keep_own_values(folder: Path, run_id: str) -> None:
-    """Remove all of a simulation that has ended but the personal layers and `context.state` of its clients.
+def keep_personal_values(folder: Path, run_id: str) -> None:
+    """Remove the files of an ended simulation, except the personal layers and the `context.state` of its clients.
 
-    Without any, the folder is removed. Invariant: a second call changes nothing, and completes one that was killed.
+    If no client has such values, the whole folder is removed. Invariant: a second call changes nothing, and completes a
+    call that was killed.
     """
     clients, spool = folder / CLIENTS, folder / SPOOL
     if clients.exists() and not spool.exists():
@@ -374,12 +374,12 @@ def _read(home: AggregatorHome, run_id: str) -> Any:
         return None
 
 
-def where_it_stood(store: Store, spool: FileSpool, run_id: str) -> tuple[VirtualClock, str]:
-    """Return the clock with which a run goes on, and the client that replied last; "" if none has.
+def resume_point(store: Store, spool: FileSpool, run_id: str) -> tuple[VirtualClock, str]:
+    """Return the clock with which a run resumes, and the client that replied last ("" if none has).
 
     The clock begins now, or after the last event, which may lie in the future. It begins at a whole second, because
-    fractions would round times differently in each process. The client is that of the newest reply which the journal
-    has not decided about, else that of the last decision.
+    fractions would round times differently in each process. The client is the sender of the newest spooled reply that
+    no event has decided about, or else of the reply that was decided last.
     """
     decided, last, last_at = set[str](), "", 0.0
     for _, event in store.events(run_id):

@@ -29,8 +29,8 @@ from thinwire.core.statedir import AggregatorHome, Held, own, take_over
 from thinwire.server.context import RunContext
 from thinwire.server.run_deletion import delete_run
 from thinwire.server.run_end import end_abandoned
-from thinwire.simulation import History, kept
-from thinwire.simulation.kept import SharedFolder, keep_own_values
+from thinwire.simulation import History, storage
+from thinwire.simulation.storage import SharedFolder, keep_personal_values
 from thinwire.store import FileSpool, Store
 
 SECTIONS = """
@@ -198,12 +198,12 @@ def test_a_secure_simulation_that_is_killed_aborts_its_open_round_and_makes_the_
 
 KILLED = """
 import os, signal, sys
-from tests.simulation import test_kept
+from tests.simulation import test_resume
 left = int(sys.argv[2])
 def on_round(event):
     if event.round == left:
         os.kill(os.getpid(), signal.SIGKILL)
-test_kept.run(__import__("pathlib").Path(sys.argv[1]), on_round=on_round)
+test_resume.run(__import__("pathlib").Path(sys.argv[1]), on_round=on_round)
 """
 
 
@@ -273,7 +273,7 @@ def test_an_end_that_is_killed_loses_no_clients_values(tmp_path: Path, monkeypat
         rmtree(path, ignore_errors=ignore_errors)
 
     rmtree, dies_at = shutil.rmtree, 1
-    monkeypatch.setattr(kept, "shutil", SimpleNamespace(rmtree=remove))
+    monkeypatch.setattr(storage, "shutil", SimpleNamespace(rmtree=remove))
     with pytest.raises(Killed):
         run(tmp_path / "home", task_of(normed, train=remembering), plan=plan(PERSONAL + SECTIONS))
     folder, ends = home.simulation("small-1").parent, list[dict[str, Any]]()
@@ -281,8 +281,8 @@ def test_an_end_that_is_killed_loses_no_clients_values(tmp_path: Path, monkeypat
         copy = Path(shutil.copytree(folder, tmp_path / str(dies_at)))
         removed.clear()
         with contextlib.suppress(Killed):
-            keep_own_values(copy, "small-1")
-        keep_own_values(copy, "small-1")
+            keep_personal_values(copy, "small-1")
+        keep_personal_values(copy, "small-1")
         files = [path for path in copy.rglob("*") if path.is_file() and path.name != "simulation.json"]
         assert {path.name for path in files} == {"small-1.safetensors"}
         values = {path.parts[-3]: load_file(path) for path in files}

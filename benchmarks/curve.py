@@ -69,9 +69,9 @@ def curve(plan: RunPlan, task: LoadedTask, split: str, clients: int, devices: De
     client = ClientInfo(split=split, seed=plan.run.seed)
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as name:
         home = AggregatorHome.under(Path(name), durable=False)
-        crowd = ClientPopulation(Path(name) / "clients", client, clients, debug=True)
-        crowd.folder.mkdir()
-        training, first = Training(task, crowd), initial_model(task, plan.run.seed)
+        population = ClientPopulation(Path(name) / "clients", client, clients, debug=True)
+        population.folder.mkdir()
+        training, first = Training(task, population), initial_model(task, plan.run.seed)
         report = reported(plan, first.layout)
         fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), report, devices(training), grace_s)
         with Store.open(home.database, durable=False) as store:
@@ -84,7 +84,7 @@ def curve(plan: RunPlan, task: LoadedTask, split: str, clients: int, devices: De
 
 
 def points_of(events: Sequence[Event], versions: Versions, training: Training) -> tuple[Point, ...]:
-    """Each version of a journal on the test splits of a crowd's clients."""
+    """Each version of a journal on the test splits of a population's clients."""
     stored = {event.version: event for event in events if isinstance(event, ModelStored)}
     found, updates = list[Point](), 0
     for event in events:
@@ -97,8 +97,8 @@ def points_of(events: Sequence[Event], versions: Versions, training: Training) -
 def _measured(versions: Versions, stored: ModelStored, training: Training) -> tuple[tuple[float, float], ...]:
     executor = training.executor.inner
     module = executor.set_up(*versions.read(stored), stored.counters)
-    crowd, task = training.crowd, training.executor.task
+    population, task = training.population, training.executor.task
     found: list[Mapping[str, tuple[float, float]]] = [
-        evaluate(module, task, executor.split(crowd.place(index)).test) for index in range(crowd.count)
+        evaluate(module, task, executor.split(population.client_info(index)).test) for index in range(population.count)
     ]
     return tuple(sums["accuracy"] for sums in found)

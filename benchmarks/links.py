@@ -75,7 +75,7 @@ def devices_of(costs: Costs, seed: int) -> Devices:
             return Turn(taken_s, 0.0, SIZE * costs.encode_s, lambda size: rtt_s + up * size)
 
         work = training.client(index, lambda assignment: SIZE * costs.step_s)
-        return ScriptedDevice(training.crowd.name(index), work, script)
+        return ScriptedDevice(training.population.name(index), work, script)
 
     return lambda training: [device(training, index, *link) for index, link in enumerate(LINKS)]
 

@@ -147,7 +147,8 @@ def _accuracy(versions: Versions, stored: ModelStored, training: Training) -> fl
     """Return the accuracy of one version. Every client of these tasks has the test examples of all clients."""
     executor = training.executor.inner
     module = executor.set_up(*versions.read(stored), stored.counters)
-    correct, examples = evaluate(module, executor.task, executor.split(training.crowd.place(0)).test)["accuracy"]
+    test = executor.split(training.population.client_info(0)).test
+    correct, examples = evaluate(module, executor.task, test)["accuracy"]
     return correct / examples
 
 

@@ -118,7 +118,7 @@ def devices_of(costs: Costs, seed: int, dies_at_s: float = math.inf) -> Devices:
         turn = Turn(one_way_s, 0.0, costs.encode_s * speed, one_way_s)
         away = [(dies_at_s, math.inf)] if index == DEAD and dies_at_s < math.inf else []
         work = training.client(index, step_s)
-        return ScriptedDevice(training.crowd.name(index), work, lambda assignment: turn, away)
+        return ScriptedDevice(training.population.name(index), work, lambda assignment: turn, away)
 
     return lambda training: [device(training, index, speed) for index, speed in enumerate(speeds(seed))]
 

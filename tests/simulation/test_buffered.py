@@ -30,11 +30,11 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
     """(loss, seconds on the virtual clock, updates of each device) of a run of unequal devices."""
     task, home, clock = task_of(), AggregatorHome.under(folder, durable=False), VirtualClock()
     (folder / "clients").mkdir(parents=True)
-    crowd = ClientPopulation(folder / "clients", ClientInfo(), len(SPEEDS))
-    training = Training(task, crowd)
+    population = ClientPopulation(folder / "clients", ClientInfo(), len(SPEEDS))
+    training = Training(task, population)
 
     def device(index: int, seconds: float) -> ScriptedDevice:
-        return ScriptedDevice(crowd.name(index), training.client(index, lambda assignment: seconds / STEPS))
+        return ScriptedDevice(population.name(index), training.client(index, lambda assignment: seconds / STEPS))
 
     devices = [device(index, seconds) for index, seconds in enumerate(SPEEDS)]
     fleet = ScriptedFleet(InMemorySpool(folder / "spool"), clock, report(task), devices)

@@ -55,9 +55,9 @@ class Started:
         **sections: Mapping[str, object],
     ) -> None:
         self.home, task = AggregatorHome.under(folder), task_of()
-        crowd = ClientPopulation(folder / "clients", ClientInfo(), len(names), debug=True)
-        crowd.folder.mkdir()
-        training = Training(task, crowd)
+        population = ClientPopulation(folder / "clients", ClientInfo(), len(names), debug=True)
+        population.folder.mkdir()
+        training = Training(task, population)
 
         def device(index: int, name: str) -> ScriptedDevice:
             own = (first or {}).get(name, lambda assignment: Turn())

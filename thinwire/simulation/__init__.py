@@ -22,6 +22,6 @@ from thinwire.simulation.storage import InMemorySpool
 
 __all__ = [
     "History", "InMemorySpool", "LocalFleet", "LocalLink", "LogNormal", "Paced", "RunFailed", "Script",
-    "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Trained", "Training", "Turn", "Work", "own_part", "reported",
-    "run_scripted", "run_sim", "simulate",
+    "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Trained", "Training", "Turn", "Work", "own_part",
+    "reported", "run_scripted", "run_sim", "simulate",
 ]  # fmt: skip

@@ -68,10 +68,10 @@ class SerialExecutor:
     """
 
     def __init__(
-        self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False, early: bool = False
+        self, population: ClientPopulation, executor: InProcessExecutor, shared: bool = False, early: bool = False
     ) -> None:
         use_threads(0, executor.layout.size)
-        self._handlers = HandlerCache(crowd, executor, shared)
+        self._handlers = HandlerCache(population, executor, shared)
         self._early, self._answered, self._took_s = early, 0, QUICK_S  # of the latest client
         self._made: dict[int, tuple[str, TimedReply]] = {}  # client -> an assignment, and the reply before its turn
 
@@ -113,7 +113,7 @@ class SimulatedClients:
         fleet: LocalFleet,
         clock: VirtualClock,
         task: LoadedTask,
-        crowd: ClientPopulation,
+        population: ClientPopulation,
         answering: ClientExecutor,
         *,
         patient: bool = False,
@@ -126,8 +126,8 @@ class SimulatedClients:
         self._begun: dict[str, Delivery] = {}  # client -> its assignment, begun before its turn
         self._trains_until: dict[str, float] = {}  # client in a secure round -> when its training ends, by its clock
         self._turns, fleet.on_send = Turns(), self._queue_turn
-        for index in range(crowd.count):
-            name = crowd.name(index)
+        for index in range(population.count):
+            name = population.name(index)
             own_clock = VirtualClock(origin=clock.origin)
             link = LocalLink(fleet, name, own_clock)
             link.hello(Hello(name, name, reports, about, secure=tuple(sorted(SIMULATED))))
@@ -258,12 +258,12 @@ class TimedReply(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientPopulation:
-    """Holds what simulated clients have in common: client `index` is `name(index)`, with part `index` of `count` of the
-    data.
+    """The population of a simulation: `count` clients, each with a name and one part of the data.
 
-    `step_s` holds the seconds that a step takes on each client, if a script decides them. Then all measurements on a
-    client follow from it, and partial work ends where it says. Without it, the speed of this machine ends no training
-    early. With `durable`, each commit of a client that is on disk at once is synced, so that a power failure leaves it.
+    `client` is the template of all clients: their data, split, seed and compute device. `step_s` has the seconds of a
+    training step for each client, or is empty. If given, it determines all times that a client measures, and where its
+    partial work ends. Otherwise the speed of this machine ends no training early. With `durable`, a commit that is
+    written to disk is also synced, so that it survives a power failure.
     """
 
     folder: Path
@@ -277,7 +277,7 @@ class ClientPopulation:
         """Return the device name of client `index`."""
         return f"sim-{index:0{len(str(self.count - 1))}}"
 
-    def place(self, index: int) -> ClientInfo:
+    def client_info(self, index: int) -> ClientInfo:
         """Return the data, split and compute device of client `index`."""
         return replace(self.client, name=self.name(index), partition=index, partitions=self.count)
 
@@ -293,8 +293,8 @@ class HandlerCache:
     Invariant: a client whose handler or data were evicted and loaded again replies as if they had stayed in memory.
     """
 
-    def __init__(self, crowd: ClientPopulation, executor: InProcessExecutor, shared: bool = False) -> None:
-        self.crowd, self.executor, self.shared = crowd, executor, shared
+    def __init__(self, population: ClientPopulation, executor: InProcessExecutor, shared: bool = False) -> None:
+        self.population, self.executor, self.shared = population, executor, shared
         self._admission, self._bases = AdmissionController(carries=SIMULATED), BaseModelCache()  # one plan, one model
         self._awake: dict[int, tuple[AssignmentHandler, list[RunFolder]]] = {}
         self._evicted = set[int]()  # clients with a state on disk
@@ -307,7 +307,7 @@ class HandlerCache:
         handler, folders = self._awake.get(index) or self._wake(index, delivery.assignment.secure is not None)
         script_at, before = handler.clock.now(), list[PhaseReply]()
         reply, file = self._reply(index, handler, delivery, before.append)
-        took_s = handler.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
+        took_s = handler.clock.now() - script_at if self.population.step_s else time.perf_counter() - began
         bundle = folders[-1].body(file) if file else None
         if bundle is None and reply is not None:  # no reply is lost in transit; one with parts is read later
             handler.delivered(reply)
@@ -320,7 +320,7 @@ class HandlerCache:
             self.sleep(other)
         self._data.use(index, HANDLER_BYTES + self.executor.inner.split_bytes(handler.client))
         for other in self._data.excess(DATA_BYTES):
-            self.executor.inner.forget(self.crowd.place(other))
+            self.executor.inner.forget(self.population.client_info(other))
         return TimedReply(reply, bundle, took_s, tuple(before))
 
     def _reply(
@@ -350,21 +350,22 @@ class HandlerCache:
                 folder.write_back()
 
     def _wake(self, index: int, secure: bool) -> tuple[AssignmentHandler, list[RunFolder]]:
-        name, made, is_new = self.crowd.name(index), list[RunFolder](), index not in self._evicted
+        name, made, is_new = self.population.name(index), list[RunFolder](), index not in self._evicted
 
         def folder_of(own: Path, run: str) -> RunFolder:
             shared = self.shared
-            made.append(shared_folder(own, run, self.crowd.durable) if shared else CachedRunFolder(own, run, is_new))
+            durable = self.population.durable
+            made.append(shared_folder(own, run, durable) if shared else CachedRunFolder(own, run, is_new))
             return made[-1]
 
-        scripted = bool(self.crowd.step_s)
-        executor = PacedExecutor(self.executor, self.crowd.step_s[index]) if scripted else self.executor
+        scripted = bool(self.population.step_s)
+        executor = PacedExecutor(self.executor, self.population.step_s[index]) if scripted else self.executor
         environment = HandlerEnvironment(
             folders=folder_of, take_base=self._bases.take, clock=executor.clock, may_stop=scripted,
-            debug=self.crowd.debug,
+            debug=self.population.debug,
         )  # fmt: skip
-        identity, folder = simulated_identity(name) if secure else None, self.crowd.folder / name
-        client = self.crowd.place(index)
+        identity, folder = simulated_identity(name) if secure else None, self.population.folder / name
+        client = self.population.client_info(index)
         handler = AssignmentHandler(executor, folder, client, self._admission, identity, environment)
         self._awake[index] = handler, made
         return self._awake[index]

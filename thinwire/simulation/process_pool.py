@@ -55,7 +55,7 @@ class Job:
 class Worker:
     """Holds one worker process. It ends when this process ends for any reason, because its lifeline breaks."""
 
-    def __init__(self, spec: str, crowd: ClientPopulation) -> None:
+    def __init__(self, spec: str, population: ClientPopulation) -> None:
         ours, theirs = Pipe()
         read, self._lifeline = os.pipe()
         self.connection: Connection = ours
@@ -69,7 +69,7 @@ class Worker:
         )
         theirs.close()
         os.close(read)
-        self.connection.send((spec, crowd, sys.path))
+        self.connection.send((spec, population, sys.path))
 
     def close(self) -> None:
         """Terminate the process, and kill it if it has not ended after GRACE_S seconds."""
@@ -101,10 +101,10 @@ def require_processes(processes: int, task: LoadedTask, debug: bool) -> None:
 
 @dataclass
 class ProcessExecutor:
-    """Executes the work of a crowd's clients in `count` worker processes; none of them remains after `close`."""
+    """Executes the work of a population's clients in `count` worker processes; none of them remains after `close`."""
 
     spec: str  # NAME=MODULE
-    crowd: ClientPopulation
+    population: ClientPopulation
     count: int
     _workers: list[Worker] = field(init=False, default_factory=list)
     _queue: deque[Job] = field(init=False, default_factory=deque)
@@ -116,7 +116,7 @@ class ProcessExecutor:
     def __post_init__(self) -> None:
         try:
             for _ in range(self.count):
-                self._workers.append(Worker(self.spec, self.crowd))
+                self._workers.append(Worker(self.spec, self.population))
         except BaseException:
             self.close()
             raise
@@ -200,12 +200,12 @@ class ProcessExecutor:
         if self._deaths[job.key] >= DEATHS:
             self._workers.remove(worker)
             raise ThinwireError(
-                f"the work of {self.crowd.name(job.index)} ended its process twice",
+                f"the work of {self.population.name(job.index)} ended its process twice",
                 why=f"signal {-code}: the system kills so where memory is short" if code < 0 else f"exit code {code}",
                 hint="fewer --processes; with one, an error of the task is shown where it happens: --debug",
             )
         self._served = {index: by for index, by in self._served.items() if by is not worker}
-        self._workers[self._workers.index(worker)] = Worker(self.spec, self.crowd)
+        self._workers[self._workers.index(worker)] = Worker(self.spec, self.population)
         self._queue.appendleft(job)
 
 
@@ -217,7 +217,7 @@ def begin() -> None:
 def main(connection: Connection, lifeline: int) -> None:
     """Run a worker: execute jobs from `connection` until the process that started it closes it or ends."""
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    spec, crowd, path = connection.recv()
+    spec, population, path = connection.recv()
     sys.path += [folder for folder in path if folder not in sys.path]
 
     from thinwire.client.executor import InProcessExecutor
@@ -227,9 +227,9 @@ def main(connection: Connection, lifeline: int) -> None:
     from thinwire.client.train.runtime import use_threads
     from thinwire.simulation.client_pool import HandlerCache
 
-    executor = InProcessExecutor(load_task(spec), crowd.client.device)
+    executor = InProcessExecutor(load_task(spec), population.client.device)
     use_threads(0, executor.layout.size)
-    handlers = HandlerCache(crowd, executor, shared=True)
+    handlers = HandlerCache(population, executor, shared=True)
     with keep_generators(), note_signals():
         while True:
             try:

@@ -214,10 +214,10 @@ def run_sim(
     require_own_loop(plan, task)
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="thinwire-clients-")))
-        crowd = ClientPopulation(temporary, client, clients, debug, tuple(step_s))
-        require_enough(plan, crowd)
-        require_data(task, crowd)
-        require_metrics(plan, task, crowd)
+        population = ClientPopulation(temporary, client, clients, debug, tuple(step_s))
+        require_enough(plan, population)
+        require_data(task, population)
+        require_metrics(plan, task, population)
         made = first or initial_model(task, plan.run.seed, plan.local.personal_layers)
         about = {
             "clients": clients, "split": client.split, "seed": client.seed, "step_s": list(step_s),
@@ -241,23 +241,23 @@ def run_sim(
         spool: FileSpool = state.spool(run_id) if state else InMemorySpool(temporary / "spool")
         clock, turn_after = resume_point(store, spool, run_id)
         if state:
-            crowd = replace(crowd, folder=state.clients(run_id), durable=home.durable)
+            population = replace(population, folder=state.clients(run_id), durable=home.durable)
             state.inherit_personal_values(run_id, plan.run.init)
         fleet = LocalFleet(spool, clock)
         if state is None:
             stack.enter_context(store.gathering(run_id))
         stack.enter_context(rare_full_collections())
         early = withdraws_none(plan) and not step_s and state is None
-        workers = stack.enter_context(answering(task, crowd, processes, state is not None, early))
+        workers = stack.enter_context(answering(task, population, processes, state is not None, early))
         patient = plan.cohort.deadline_s == "auto" and not step_s
-        simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
+        simulated = SimulatedClients(fleet, clock, task, population, workers, patient=patient, turn_after=turn_after)
         fleet.pump = simulated.step
         holdout = SimulatedHoldout.of(plan, task, client, store, home, run_id)
 
         def heard(event: Event) -> None:
             on_event(event)
             if isinstance(event, ClientFailed):
-                on_error(event, recalled(crowd.folder / event.device))
+                on_error(event, recalled(population.folder / event.device))
 
         row = drive(
             run_id, store=store, fleet=fleet, home=home, clock=clock, commands=RunCommands(stop), on_event=heard,
@@ -280,42 +280,42 @@ def require_same(plan: RunPlan, task: LoadedTask) -> None:
         )
 
 
-def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
+def require_enough(plan: RunPlan, population: ClientPopulation) -> None:
     """Raise `TooFewClients` if a run would wait for more clients than there are, because no other client ever
     connects.
     """
-    if said := wait_reason(plan, [crowd.name(index) for index in range(crowd.count)], {}):
+    if said := wait_reason(plan, [population.name(index) for index in range(population.count)], {}):
         least = fewest_to_begin(plan)
         other = "" if plan.server.reduce == "mean" else "another [server] reduce, or "
         other += "fewer in [cohort] wait_for, clients and min_updates"
         other = "[secure] enabled = false" if plan.secure.enabled else other
         raise TooFewClients(
-            f"the run would wait for ever with {counted(crowd.count, 'simulated client')}",
+            f"the run would wait for ever with {counted(population.count, 'simulated client')}",
             why=said,
-            hint=f"--clients {least}, or {other}" if least > crowd.count else f"more --clients, or {other}",
+            hint=f"--clients {least}, or {other}" if least > population.count else f"more --clients, or {other}",
         )
 
 
-def require_data(task: LoadedTask, crowd: ClientPopulation) -> None:
+def require_data(task: LoadedTask, population: ClientPopulation) -> None:
     """Raise the error of a split that the task's data do not allow, because then each client fails.
 
     Any other error of the task's code is a failure of the client that runs it.
     """
     try:
         with keep_generators(), task_code():
-            task.module.data(crowd.place(0))
+            task.module.data(population.client_info(0))
     except (BadSplit, BadUsage) as wrong:
         raise named(wrong) from wrong
     except Exception:
         return
 
 
-def require_metrics(plan: RunPlan, task: LoadedTask, crowd: ClientPopulation) -> None:
+def require_metrics(plan: RunPlan, task: LoadedTask, population: ClientPopulation) -> None:
     """Raise `PlanError` if the plan needs a metric that the first client does not report, because then no client
     reports it.
     """
     if plan.unknown_metrics(()) and plan.run.evaluate == "clients":
-        known = metrics_of(task, crowd.place(0), plan)
+        known = metrics_of(task, population.client_info(0), plan)
         if known is not None:
             plan.require_metrics(known)
 
@@ -328,7 +328,7 @@ def withdraws_none(plan: RunPlan) -> bool:
 
 @contextlib.contextmanager
 def answering(
-    task: LoadedTask, crowd: ClientPopulation, processes: int, shared: bool, early: bool
+    task: LoadedTask, population: ClientPopulation, processes: int, shared: bool, early: bool
 ) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards.
 
@@ -337,9 +337,9 @@ def answering(
     """
     if processes == 1:
         with keep_generators(), note_signals():
-            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.client.device), shared, early)
+            yield SerialExecutor(population, InProcessExecutor(task, population.client.device), shared, early)
         return
-    workers = ProcessExecutor(task.spec, crowd, processes)
+    workers = ProcessExecutor(task.spec, population, processes)
     try:
         yield workers
     finally:

@@ -354,22 +354,23 @@ class Trained:
 
 
 class Training:
-    """Makes the work of a crowd's clients, which share the task's module, the plan and the last model.
+    """Makes the work of the clients of a population, which share the task's module, the plan and the last model.
 
-    With the crowd's `debug`, an exception of the task is raised where it happens. Without, it is that client's failure.
+    If the population has `debug`, an exception of the task's code is raised where it happens. Otherwise the client
+    replies with a failure.
     """
 
-    def __init__(self, task: LoadedTask, crowd: ClientPopulation) -> None:
-        self.crowd, self.executor = crowd, InProcessExecutor(task, crowd.client.device)
+    def __init__(self, task: LoadedTask, population: ClientPopulation) -> None:
+        self.population, self.executor = population, InProcessExecutor(task, population.client.device)
         use_threads(0, self.executor.layout.size)
         self._admission, self._bases = AdmissionController(), BaseModelCache()
 
     def client(self, index: int, step_s: StepSeconds) -> Trained:
         """Return the work of client `index`."""
-        crowd, name, executor = self.crowd, self.crowd.name(index), PacedExecutor(self.executor)
+        population, name, executor = self.population, self.population.name(index), PacedExecutor(self.executor)
         environment = HandlerEnvironment(
-            folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock, debug=crowd.debug
+            folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock, debug=population.debug
         )
-        folder, client = crowd.folder / name, crowd.place(index)
+        folder, client = population.folder / name, population.client_info(index)
         handler = AssignmentHandler(executor, folder, client, self._admission, environment=environment)
         return Trained(handler, executor, step_s)

@@ -26,7 +26,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import TaskError
 from thinwire.core.serialization import reply_from_bytes, reply_to_bytes
 from thinwire.core.types import Failure
-from thinwire.simulation.client_pool import PacedExecutor
+from thinwire.simulation.client_pool import VirtualClockExecutor
 
 LOCAL = Local(lr=0.1, steps=4)
 PARTIAL = "partial = true"
@@ -194,7 +194,7 @@ def test_a_loop_stops_before_a_step_that_the_time_would_not_suffice_for_and_neve
 
 def test_partial_work_of_a_device_sends_the_steps_made_and_planned(tmp_path: Path) -> None:
     aggregator = Aggregator(tmp_path, task_of(train=stepped), plan_of(f"steps = 20\n{PARTIAL}"), steps=20)
-    executor = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
+    executor = VirtualClockExecutor(InProcessExecutor(aggregator.task), 1.0)
     handler = aggregator.handler(clock=executor.clock)
     handler.executor = executor
     header, _ = aggregator.answer(handler, aggregator.assign(deadline_s=10.0))

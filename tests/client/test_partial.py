@@ -28,7 +28,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import p90
 from thinwire.core.types import ReplyHeader, Timings
-from thinwire.simulation.client_pool import PacedExecutor
+from thinwire.simulation.client_pool import VirtualClockExecutor
 
 PARTIAL = "partial = true"
 ODD = "momentum = 0.9\nprox = 0.3\naccumulate = 2"
@@ -108,7 +108,7 @@ def test_the_learning_rate_falls_as_over_the_whole_work():
 def answered(folder: Path, text: str, **changed):
     """A device's answer where a step takes a second, to an assignment of 20 steps."""
     aggregator = Aggregator(folder, task_of(), plan_of(text), steps=20)
-    executor = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
+    executor = VirtualClockExecutor(InProcessExecutor(aggregator.task), 1.0)
     handler = aggregator.handler(clock=executor.clock)
     handler.executor = executor
     delivery = aggregator.assign(**{"deadline_s": 10.0, **changed})

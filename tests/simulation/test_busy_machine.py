@@ -15,14 +15,14 @@ STOOD_S = 500.0
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the third round on one client's work takes minutes."""
-    answer = SerialExecutor.answer
+    answer = SerialExecutor.result
 
     def slowed(self, index, delivery):
         answered = answer(self, index, delivery)
         stood_s = STOOD_S * (index == 1 and delivery.assignment.round >= 3)
-        return answered._replace(took_s=answered.took_s + stood_s)
+        return answered._replace(duration_s=answered.duration_s + stood_s)
 
-    monkeypatch.setattr(SerialExecutor, "answer", slowed)
+    monkeypatch.setattr(SerialExecutor, "result", slowed)
 
 
 def rounds(deadline_s: object) -> list[tuple[str, int]]:

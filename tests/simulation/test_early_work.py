@@ -1,4 +1,4 @@
-"""Quick clients work together before the first of them replies, to the same bits as one after the other."""
+"""A batch of fast clients works before the first of them replies, to the same bits as one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENTS = 12
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Three clients work together, however slow this machine is; what happened, with the client's index."""
     happened = list[tuple[str, int]]()
-    work, reply = HandlerCache.answer, SerialExecutor.answer
+    work, reply = HandlerCache.execute, SerialExecutor.result
 
     def working(self: HandlerCache, index: int, delivery: Any) -> Any:
         happened.append(("works", index))
@@ -32,10 +32,10 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         happened.append(("replies", index))
         return made
 
-    monkeypatch.setattr(HandlerCache, "answer", working)
-    monkeypatch.setattr(SerialExecutor, "answer", replying)
-    monkeypatch.setattr(client_pool, "TOGETHER", 3)
-    monkeypatch.setattr(client_pool, "QUICK_S", 1000.0)
+    monkeypatch.setattr(HandlerCache, "execute", working)
+    monkeypatch.setattr(SerialExecutor, "result", replying)
+    monkeypatch.setattr(client_pool, "CLIENT_BATCH", 3)
+    monkeypatch.setattr(client_pool, "MAX_BATCHED_S", 1000.0)
     return happened
 
 
@@ -72,7 +72,7 @@ def test_clients_that_work_together_make_the_bits_of_clients_that_take_turns(
     assert most_ahead(happened) == 3
     order = [index for what, index in happened if what == "replies"]
     happened.clear()
-    monkeypatch.setattr(client_pool, "QUICK_S", 0.0)
+    monkeypatch.setattr(client_pool, "MAX_BATCHED_S", 0.0)
     in_turn = simulated()
     assert most_ahead(happened) == 1
     assert [index for what, index in happened if what == "replies"] == order

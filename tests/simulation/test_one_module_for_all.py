@@ -57,13 +57,13 @@ def test_a_run_over_one_module_has_the_bits_of_a_run_with_a_module_for_each_clie
 ) -> None:
     shared = bits(task_of(Remembering, data=data))
 
-    wake = HandlerCache._wake
+    load = HandlerCache._load
 
-    def wake_alone(here: HandlerCache, index: int, secure: bool) -> Any:
+    def load_alone(here: HandlerCache, index: int, secure: bool) -> Any:
         here.executor = InProcessExecutor(here.executor.task, here.executor.device, here.executor.clock)
-        return wake(here, index, secure)
+        return load(here, index, secure)
 
-    monkeypatch.setattr(HandlerCache, "_wake", wake_alone)
+    monkeypatch.setattr(HandlerCache, "_load", load_alone)
     assert bits(task_of(Remembering, data=data)) == shared
 
 

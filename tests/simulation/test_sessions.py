@@ -1,4 +1,4 @@
-"""A thousand clients in one process: made when they are selected, put to sleep, and woken as they were."""
+"""A thousand clients in one process: loaded when they are selected, evicted to disk, and loaded again as they were."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from thinwire.simulation.run import run_sim
 from thinwire.store import Store
 
 
-def test_who_is_put_to_sleep_and_woken_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_evicted_and_loaded_again_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of('[downlink]\ncodec = "topk(0.3)"', "topk(0.2) > int8", "classic", run="rounds = 4")
-    awake = simulate(task_of(), plan, clients=3)
-    monkeypatch.setattr(client_pool, "AWAKE_BYTES", 1)
-    asleep = simulate(task_of(), plan, clients=3)
-    assert awake.run.model_digest == asleep.run.model_digest
-    assert [row.payload_up for row in awake.rounds] == [row.payload_up for row in asleep.rounds]
+    in_memory = simulate(task_of(), plan, clients=3)
+    monkeypatch.setattr(client_pool, "MAX_STATE_BYTES", 1)
+    evicted = simulate(task_of(), plan, clients=3)
+    assert in_memory.run.model_digest == evicted.run.model_digest
+    assert [row.payload_up for row in in_memory.rounds] == [row.payload_up for row in evicted.rounds]
 
 
 def test_only_who_is_selected_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    woken, wake = list[int](), client_pool.HandlerCache._wake
+    loaded, load = list[int](), client_pool.HandlerCache._load
 
     def counted(self: client_pool.HandlerCache, index: int, secure: bool) -> object:
-        woken.append(index)
-        return wake(self, index, secure)
+        loaded.append(index)
+        return load(self, index, secure)
 
-    monkeypatch.setattr(client_pool.HandlerCache, "_wake", counted)
+    monkeypatch.setattr(client_pool.HandlerCache, "_load", counted)
     plan = plan_of("[cohort]\nclients = 3", run='rounds = 2\nevaluate = "off"')
     built = list[nn.Module]()
 
@@ -41,7 +41,7 @@ def test_only_who_is_selected_has_a_folder(tmp_path: Path, monkeypatch: pytest.M
 
     history = simulate(task_of(model), plan, clients=1000)
     assigned = {device for row in history.rounds for device in row.selected}
-    assert len(woken) == len(assigned) <= 6
+    assert len(loaded) == len(assigned) <= 6
     assert len(built) < 10, "a model for each client would be a thousand"
 
 

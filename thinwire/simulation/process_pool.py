@@ -1,8 +1,8 @@
 """Executes the work of simulated clients in several processes, to the same bits as in one.
 
-A free worker takes the next client. A client's state is on disk between its replies, so any worker may serve it. The
-turn still decides the order of replies (client_pool.py). A worker that is killed is started again and makes the same
-reply. A client whose work ends its worker twice ends the run.
+A free worker takes the next job of the queue. A client's state is on disk between its replies, so any worker may
+execute its work. The order of replies stays round-robin (client_pool.py). A worker that was killed is replaced, and the
+new one makes the same reply. If the work on one reply ends two workers, the run ends.
 
 This module is also the program of a worker (`main`).
 """
@@ -26,13 +26,13 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.plan import digest_of
 from thinwire.simulation.client_pool import ClientPopulation, TimedReply
 
-DEATHS = 2  # of workers over one reply: the second one is no coincidence
-# `-m` would import this module twice, because its package imports it, and warn of that.
-BEGIN = f"""
+MAX_CRASHES = 2  # of workers at the same job: the second one is no coincidence
+# With `-m` Python would import this module twice, because its package imports it, and print a warning.
+WORKER_SCRIPT = f"""
 import sys
 if sys.path[:1] == [""]: del sys.path[0]  # the folder of the caller may hold another thinwire/
-from {__name__} import begin
-begin()
+from {__name__} import run_worker
+run_worker()
 """
 GRACE_S = 5.0  # for a worker to end by itself
 
@@ -53,7 +53,7 @@ class Job:
 
 
 class Worker:
-    """Holds one worker process. It ends when this process ends for any reason, because its lifeline breaks."""
+    """A worker process. It ends when this process ends for any reason, because its end of a pipe (lifeline) closes."""
 
     def __init__(self, spec: str, population: ClientPopulation) -> None:
         ours, theirs = Pipe()
@@ -62,7 +62,7 @@ class Worker:
         self.job: Job | None = None
         self.plans: set[str] = set()  # digests of the plans that it was given
         self.process = subprocess.Popen(
-            [sys.executable, "-c", BEGIN, str(theirs.fileno()), str(read)],
+            [sys.executable, "-c", WORKER_SCRIPT, str(theirs.fileno()), str(read)],
             pass_fds=(theirs.fileno(), read),
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C interrupts this process only, which ends the others
@@ -109,8 +109,8 @@ class ProcessExecutor:
     _workers: list[Worker] = field(init=False, default_factory=list)
     _queue: deque[Job] = field(init=False, default_factory=deque)
     _done: dict[Key, TimedReply] = field(init=False, default_factory=dict)
-    _served: dict[int, Worker] = field(init=False, default_factory=dict)  # client -> the worker that did its last job
-    _deaths: Counter[Key] = field(init=False, default_factory=Counter)
+    _last_worker: dict[int, Worker] = field(init=False, default_factory=dict)  # client -> the worker of its last job
+    _crashes: Counter[Key] = field(init=False, default_factory=Counter)
     _plans: dict[str, Mapping[str, Any]] = field(init=False, default_factory=dict)  # by digest
 
     def __post_init__(self) -> None:
@@ -122,25 +122,25 @@ class ProcessExecutor:
             raise
 
     @property
-    def ahead(self) -> int:
-        """Return how many assignments are begun before their turn: enough that no worker waits while there is work."""
+    def lookahead(self) -> int:
+        """Return how many assignments are submitted before their turn: enough that no worker is idle."""
         return 2 * self.count
 
-    def begin(self, index: int, delivery: Delivery) -> None:
-        """Queue an assignment of client `index`, and hand it to a worker if one is free."""
+    def submit(self, index: int, delivery: Delivery) -> None:
+        """Queue an assignment of client `index`, and send it to a worker if one is free."""
         self._queue.append(Job(index, delivery))
-        self._hand_out()
+        self._assign_jobs()
 
-    def answer(self, index: int, delivery: Delivery) -> TimedReply:
+    def result(self, index: int, delivery: Delivery) -> TimedReply:
         """Return the reply of client `index` to an assignment; wait until a worker has made it."""
         job = Job(index, delivery)
-        begun = {*self._done, *(j.key for j in self._queue), *(w.job.key for w in self._workers if w.job)}
-        if job.key not in begun:
+        submitted = {*self._done, *(j.key for j in self._queue), *(w.job.key for w in self._workers if w.job)}
+        if job.key not in submitted:
             self._queue.appendleft(job)
         while job.key not in self._done:
-            self._hand_out()
-            self._hear()
-        self._hand_out()
+            self._assign_jobs()
+            self._receive()
+        self._assign_jobs()
         return self._done.pop(job.key)
 
     def close(self) -> None:
@@ -149,17 +149,17 @@ class ProcessExecutor:
             worker.close()
         self._workers.clear()
 
-    def _hand_out(self) -> None:
+    def _assign_jobs(self) -> None:
         for worker in self._workers:
             if worker.job is None and (job := self._next_for(worker)) is not None:
                 self._queue.remove(job)
                 worker.job = job
                 delivery = self._with_plan(job.delivery, worker)
-                with contextlib.suppress(OSError):  # the worker has ended, which _hear notices
-                    worker.connection.send((job.index, delivery, self._served.get(job.index) is worker))
+                with contextlib.suppress(OSError):  # the worker has ended, which _receive notices
+                    worker.connection.send((job.index, delivery, self._last_worker.get(job.index) is worker))
 
     def _with_plan(self, delivery: Delivery, worker: Worker) -> Delivery:
-        """Add the plan for a worker that does not have it: a client would request it, and so reply out of its turn."""
+        """Add the plan for a worker that does not have it: else its client would request the plan out of turn."""
         plan = delivery.assignment.plan
         digest = plan if isinstance(plan, str) else digest_of(plan)
         if not isinstance(plan, str):
@@ -170,47 +170,47 @@ class ProcessExecutor:
         return replace(delivery, assignment=replace(delivery.assignment, plan=self._plans[digest]))
 
     def _next_for(self, worker: Worker) -> Job | None:
-        """Return the first job in the queue that is free, preferably one of a client that this worker served last.
+        """Return the next job for a worker: the first one of a client that is not busy, or None.
 
-        A client does one job at a time.
+        A client whose last job this worker had is preferred, because its handler may still be in memory there.
         """
-        at_work = {other.job.index for other in self._workers if other.job is not None}
-        free = [job for job in self._queue if job.index not in at_work]
-        return next((job for job in free if self._served.get(job.index) is worker), free[0] if free else None)
+        busy = {other.job.index for other in self._workers if other.job is not None}
+        free = [job for job in self._queue if job.index not in busy]
+        return next((job for job in free if self._last_worker.get(job.index) is worker), free[0] if free else None)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
         for ready in wait(list(busy)):
             worker = busy[ready]  # type: ignore[index]  # wait gives what it was given
             try:
-                key, answered = worker.connection.recv()
+                key, timed = worker.connection.recv()
             except (EOFError, OSError):
-                self._bury(worker)
+                self._replace(worker)
                 continue
-            self._done[key] = answered
-            self._served[key[0]] = worker
+            self._done[key] = timed
+            self._last_worker[key[0]] = worker
             worker.job = None
 
-    def _bury(self, worker: Worker) -> None:
-        """Start another worker in the place of one that has ended, with the same job."""
+    def _replace(self, worker: Worker) -> None:
+        """Replace a worker that has ended, and queue its job again; raise `ThinwireError` at its last crash."""
         worker.close()
         job, code = worker.job, worker.process.returncode
         assert job is not None
-        self._deaths[job.key] += 1
-        if self._deaths[job.key] >= DEATHS:
+        self._crashes[job.key] += 1
+        if self._crashes[job.key] >= MAX_CRASHES:
             self._workers.remove(worker)
             raise ThinwireError(
                 f"the work of {self.population.name(job.index)} ended its process twice",
                 why=f"signal {-code}: the system kills so where memory is short" if code < 0 else f"exit code {code}",
                 hint="fewer --processes; with one, an error of the task is shown where it happens: --debug",
             )
-        self._served = {index: by for index, by in self._served.items() if by is not worker}
+        self._last_worker = {index: by for index, by in self._last_worker.items() if by is not worker}
         self._workers[self._workers.index(worker)] = Worker(self.spec, self.population)
         self._queue.appendleft(job)
 
 
-def begin() -> None:
-    """Run a worker with the two descriptors of its command line."""
+def run_worker() -> None:
+    """Run a worker with the two file descriptors of its command line: its connection and its lifeline."""
     main(Connection(int(sys.argv[1])), int(sys.argv[2]))
 
 
@@ -233,15 +233,15 @@ def main(connection: Connection, lifeline: int) -> None:
     with keep_generators(), note_signals():
         while True:
             try:
-                index, delivery, mine = connection.recv()
+                index, delivery, is_current = connection.recv()
             except EOFError:
                 return
-            if not mine:  # another process has worked for this client since
-                handlers.sleep(index)
-            connection.send(((index, delivery.assignment.assignment_id), handlers.answer(index, delivery)))
+            if not is_current:  # another process has worked for this client since
+                handlers.evict(index)
+            connection.send(((index, delivery.assignment.assignment_id), handlers.execute(index, delivery)))
 
 
 def _end_with(lifeline: int) -> None:
-    """End this process when its lifeline breaks, whatever it is doing: nothing waits for its work."""
+    """End this process when its lifeline closes, whatever it is doing: nothing waits for its work."""
     os.read(lifeline, 1)
     os._exit(1)

@@ -239,7 +239,7 @@ def run_sim(
             return "after-round" if commands.was_commanded("stop-after-round", run_id) else None
 
         spool: FileSpool = state.spool(run_id) if state else InMemorySpool(temporary / "spool")
-        clock, turn_after = resume_point(store, spool, run_id)
+        clock, last_replied = resume_point(store, spool, run_id)
         if state:
             population = replace(population, folder=state.clients(run_id), durable=home.durable)
             state.inherit_personal_values(run_id, plan.run.init)
@@ -247,20 +247,22 @@ def run_sim(
         if state is None:
             stack.enter_context(store.gathering(run_id))
         stack.enter_context(rare_full_collections())
-        early = withdraws_none(plan) and not step_s and state is None
-        workers = stack.enter_context(answering(task, population, processes, state is not None, early))
-        patient = plan.cohort.deadline_s == "auto" and not step_s
-        simulated = SimulatedClients(fleet, clock, task, population, workers, patient=patient, turn_after=turn_after)
+        batched = withdraws_none(plan) and not step_s and state is None
+        executor = stack.enter_context(client_executor(task, population, processes, state is not None, batched))
+        never_late = plan.cohort.deadline_s == "auto" and not step_s
+        simulated = SimulatedClients(
+            fleet, clock, task, population, executor, never_late=never_late, last_replied=last_replied
+        )
         fleet.pump = simulated.step
         holdout = SimulatedHoldout.of(plan, task, client, store, home, run_id)
 
-        def heard(event: Event) -> None:
+        def observe(event: Event) -> None:
             on_event(event)
             if isinstance(event, ClientFailed):
                 on_error(event, recalled(population.folder / event.device))
 
         row = drive(
-            run_id, store=store, fleet=fleet, home=home, clock=clock, commands=RunCommands(stop), on_event=heard,
+            run_id, store=store, fleet=fleet, home=home, clock=clock, commands=RunCommands(stop), on_event=observe,
             holdout=holdout,
         )  # fmt: skip
         if state and row.status in ENDED:
@@ -322,28 +324,28 @@ def require_metrics(plan: RunPlan, task: LoadedTask, population: ClientPopulatio
 
 def withdraws_none(plan: RunPlan) -> bool:
     """Return True if no round of the plan withdraws an assignment, unless a deadline passes or the run is stopped."""
-    is_one_by_one = plan.cohort.mode == "sync" and plan.local.overlap is None
-    return is_one_by_one and not plan.cohort.over_select and not plan.is_protected
+    is_sequential = plan.cohort.mode == "sync" and plan.local.overlap is None
+    return is_sequential and not plan.cohort.over_select and not plan.is_protected
 
 
 @contextlib.contextmanager
-def answering(
-    task: LoadedTask, population: ClientPopulation, processes: int, shared: bool, early: bool
+def client_executor(
+    task: LoadedTask, population: ClientPopulation, processes: int, shared: bool, batched: bool
 ) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards.
 
-    With `shared`, each commit of a client is on disk for a later process. With `early`, clients of this process may
-    work before their turn.
+    With `shared`, each commit of a client is written to disk for a later process. With `batched`, clients of this
+    process may work before their turn (`SerialExecutor`).
     """
     if processes == 1:
         with keep_generators(), note_signals():
-            yield SerialExecutor(population, InProcessExecutor(task, population.client.device), shared, early)
+            yield SerialExecutor(population, InProcessExecutor(task, population.client.device), shared, batched)
         return
-    workers = ProcessExecutor(task.spec, population, processes)
+    executor = ProcessExecutor(task.spec, population, processes)
     try:
-        yield workers
+        yield executor
     finally:
-        workers.close()
+        executor.close()
 
 
 FULL_COLLECTION_EVERY = 100  # collections of the generation before the oldest; Python's own number is 10
@@ -351,10 +353,10 @@ FULL_COLLECTION_EVERY = 100  # collections of the generation before the oldest; 
 
 @contextlib.contextmanager
 def rare_full_collections() -> Iterator[None]:
-    """Let Python collect its oldest generation ten times less often.
+    """Let Python's garbage collector visit its oldest generation ten times less often in this block.
 
     Such a collection visits the state of all clients, which took an eighth of the time of clients that do not train.
-    The younger generations are collected as often as ever, so cycles that a training leaves are freed soon.
+    The younger generations are collected as before, so reference cycles that a training leaves are freed soon.
     """
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], max(before[2], FULL_COLLECTION_EVERY))

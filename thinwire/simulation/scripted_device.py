@@ -46,7 +46,7 @@ from thinwire.core.types import (
     Vector,
     within_run,
 )
-from thinwire.simulation.client_pool import ClientPopulation, PacedExecutor
+from thinwire.simulation.client_pool import ClientPopulation, VirtualClockExecutor
 from thinwire.simulation.local_fleet import LocalLink
 from thinwire.simulation.storage import CachedRunFolder
 
@@ -313,7 +313,7 @@ class Trained:
     """
 
     handler: AssignmentHandler
-    executor: PacedExecutor
+    executor: VirtualClockExecutor
     step_s: StepSeconds
     _made: Made | None = field(init=False, default=None)
     _withdrawn: list[UpdateId] = field(init=False, default_factory=list)
@@ -367,7 +367,7 @@ class Training:
 
     def client(self, index: int, step_s: StepSeconds) -> Trained:
         """Return the work of client `index`."""
-        population, name, executor = self.population, self.population.name(index), PacedExecutor(self.executor)
+        population, name, executor = self.population, self.population.name(index), VirtualClockExecutor(self.executor)
         environment = HandlerEnvironment(
             folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock, debug=population.debug
         )

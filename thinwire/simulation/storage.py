@@ -167,7 +167,7 @@ class CachedRunFolder(RunFolder):
         self._unwritten: ClientRunState | None = None  # committed, but not on disk yet
 
     @property
-    def held_bytes(self) -> int:
+    def cached_bytes(self) -> int:
         """Return the bytes of the encoded updates in memory."""
         return sum(len(body) for body in self._bodies.values())
 

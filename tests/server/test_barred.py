@@ -57,8 +57,8 @@ def test_who_was_restarted_is_selected_again(tmp_path: Path, kill: bool) -> None
 
     def on_event(event: Event) -> None:
         if closing(2)(event):
-            bench.fleet.die("c")
-            bench.fleet.come("c")
+            bench.fleet.crash("c")
+            bench.fleet.connect("c")
             if kill:
                 raise Killed
 

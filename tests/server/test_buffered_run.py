@@ -203,8 +203,8 @@ def test_what_came_too_soon_fills_the_place_of_what_is_not_valid(tmp_path: Path)
 def test_what_came_after_its_own_time_is_late_in_the_buffer_that_takes_it(tmp_path: Path) -> None:
     dawdles = scripted("a", lambda assignment: Turn(compute_s=35.0 if assignment.is_follow_up else 1.0))
     made = bench(tmp_path, dawdles, scripted("b", 29.0), rounds=2)
-    made.fleet.die("b")
-    made.fleet.come("b", 20.0)
+    made.fleet.crash("b")
+    made.fleet.connect("b", 20.0)
     made.drive()
     assert [event.elapsed_s for event in made.events(RoundClosed)] == [49.0, 78.0]
     late = {event.assignment_id: event.late for event in made.events(UpdateAccepted)}
@@ -335,8 +335,8 @@ def test_after_a_restart_an_overdue_assignment_of_the_open_buffer_goes_out_again
     devices = scripted("c", lambda assignment: SILENT), scripted("d", 15.0), scripted("e", 35.0)
     made = bench(tmp_path, *devices, rounds=1, buffer=3, wait_for=1, deadline_s=40)
     for name, at_s in (("d", 35.0), ("e", 45.0)):
-        made.fleet.die(name)
-        made.fleet.come(name, at_s)
+        made.fleet.crash(name)
+        made.fleet.connect(name, at_s)
 
     def dies() -> None:
         if made.clock.now() >= 46.0:
@@ -345,9 +345,9 @@ def test_after_a_restart_an_overdue_assignment_of_the_open_buffer_goes_out_again
     with pytest.raises(Killed):
         made.drive(stop=dies)
     assert [event.device for event in made.events(ClientSelected)] == ["c", "d", "e"]
-    made.fleet.die("c")
+    made.fleet.crash("c")
     if back:
-        made.fleet.come("c")
+        made.fleet.connect("c")
     made.restart()
     made.fleet.sent = []
     assert made.drive().status == "done"
@@ -372,8 +372,8 @@ def test_a_version_that_hardly_anybody_measured_is_no_best_and_meets_no_target(t
     target = {"metric": "loss", "value": -5.0}
     cohort = {"mode": "buffered", "buffer": 4, "deadline_s": 30, "max_concurrency": 4}
     made = Bench(tmp_path, devices, run={"rounds": 6, "target": target}, cohort=cohort)
-    made.fleet.die("e")
-    made.fleet.come("e", 10.5)
+    made.fleet.crash("e")
+    made.fleet.connect("e", 10.5)
     assert made.drive().status_text == "6 rounds, loss reached -5 with version 6"
     found = {event.version: (event.clients, event.few, event.best) for event in made.events(Evaluated)}
     assert (found[4], found[5], found[6]) == ((3, False, True), (1, True, False), (5, False, True))

@@ -126,8 +126,8 @@ def test_steps_that_were_not_assigned_do_not_count_also_where_they_follow_the_de
     assigned = dict[str, int]()
 
     class Paced(Liar):
-        def answer(self, delivery: Any, turn: Turn) -> Any:
-            sent, body = super().answer(delivery, turn)
+        def finish(self, delivery: Any, turn: Turn) -> Any:
+            sent, body = super().finish(delivery, turn)
             assert isinstance(sent, ReplyHeader)
             steps = delivery.assignment.work.steps
             assigned[delivery.assignment.assignment_id] = steps

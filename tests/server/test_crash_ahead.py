@@ -102,8 +102,8 @@ def test_after_a_restart_assignments_of_closed_rounds_go_out_again_as_they_were_
         return Turn(compute_s=6.0 if name == "c" else 1.0) if assignment.kind == "train" else Turn(compute_s=0.0)
 
     def restart(spool: FileSpool) -> ScriptedFleet:
-        world.fleet.die("c")
-        world.fleet.come("c")
+        world.fleet.crash("c")
+        world.fleet.connect("c")
         lives.append([])
         return whole(spool)
 
@@ -141,8 +141,8 @@ def test_after_a_restart_an_assignment_that_went_ahead_tells_what_it_told_though
     world.dies_at, whole = 3.0, world.fleet.restart
 
     def restart(spool: FileSpool) -> ScriptedFleet:
-        world.fleet.die("c")
-        world.fleet.come("c")
+        world.fleet.crash("c")
+        world.fleet.connect("c")
         return whole(spool)
 
     def noted(fleet: ScriptedFleet, envelopes: Sequence[Envelope]) -> None:

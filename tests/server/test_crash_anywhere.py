@@ -48,7 +48,7 @@ SCRIPT = {
     2: [Turn(), Turn(compute_s=2.0), FaultyTurn(compute_s=0.5, held=1)],
     3: [Turn(), FaultyTurn(compute_s=2.0, garbage=True), Turn(compute_s=3.0), Turn(compute_s=2.0)],
     4: [Turn(compute_s=0.0, failure=("task-error", "x")), FaultyTurn(again=("changed",)), Turn(compute_s=3.0), Turn()],
-    5: [Turn(), Turn(compute_s=2.0, upload_s=0.5), Turn(compute_s=3.0, lost="answer"), Turn()],
+    5: [Turn(), Turn(compute_s=2.0, upload_s=0.5), Turn(compute_s=3.0, lost="reply"), Turn()],
 }
 
 
@@ -75,10 +75,10 @@ class World(crashes.World):
     def _enter(self, assignment: Assignment, role: int) -> None:
         name = assignment.assignment_id.rsplit(".", 1)[1]
         if (assignment.round, role) in ((1, 2), (5, 2)):
-            self.fleet.die(name, 4.0)
+            self.fleet.crash(name, 4.0)
             self.dead = name
         if (assignment.round, role) == (3, 0):
-            self.fleet.come(self.dead, 0.2)
+            self.fleet.connect(self.dead, 0.2)
 
 
 undisturbed = undisturbed_once(World)

@@ -138,8 +138,8 @@ def test_a_run_whose_noise_needs_all_clients_says_that_it_waits_for_more(tmp_pat
     class Away(World):
         def __init__(self, folder: Path, fate: Fate) -> None:
             super().__init__(folder, fate)
-            self.fleet.die("a", after_s=3.0)
-            self.fleet.come("a", after_s=200.0)
+            self.fleet.crash("a", after_s=3.0)
+            self.fleet.connect("a", after_s=200.0)
 
     made = Away(tmp_path, Fate()).live()
     assert len(made.of(RoundClosed)) == 3, "it went on when the client was back"

@@ -54,8 +54,8 @@ class Liar(SyntheticUpdates):
 
     lie: Lie = lambda assignment, header: header
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, turn)
         assert isinstance(header, ReplyHeader)
         return (self.lie(delivery.assignment, header) if delivery.assignment.kind == "train" else header), body
 
@@ -85,8 +85,8 @@ def test_one_assignment_is_answered_once_also_in_later_rounds_and_fills_no_journ
     said = list[tuple[ReplyHeader, bytes]]()
 
     class Flooding(SyntheticUpdates):
-        def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-            header, body = super().answer(delivery, turn)
+        def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+            header, body = super().finish(delivery, turn)
             if isinstance(header, ReplyHeader) and delivery.assignment.kind == "train":
                 said.append((header, body))
             return header, body
@@ -99,7 +99,7 @@ def test_one_assignment_is_answered_once_also_in_later_rounds_and_fills_no_journ
             for header, body in said * 20 if flood.sequence < 400 else ():
                 flood.sequence += 1
                 again = replace(header, update_id=UpdateId(header.update_id.run, "a", flood.sequence))
-                self.take(cast(LocalLink, self.devices["a"].link), again, body)
+                self.receive(cast(LocalLink, self.devices["a"].link), again, body)
 
     devices = [scripted("a", does=flood), scripted("b", 2.0)]
     bench = Bench(tmp_path, devices, Flooded, run={"rounds": 4})
@@ -156,7 +156,7 @@ def test_a_resume_survives_the_loss_of_a_device_that_answers_an_earlier_round(tm
         scripted("c", lambda assignment: SILENT if assignment.round == 1 else Turn()),
     ]
     bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort={"deadline_s": 6})
-    bench.fleet.die("c", 7.0)
+    bench.fleet.crash("c", 7.0)
     with contextlib.suppress(Killed):
         bench.drive(on_event=killing(lambda e: isinstance(e, ClientFailed) and e.device == "c"))
     assert bench.store.run(bench.run_id).status == "running"

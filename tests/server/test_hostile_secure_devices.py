@@ -16,7 +16,7 @@ from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core.events import ClientFailed, RoundClosed, UpdateAccepted
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import Assignment, PhaseReply, ReplyHeader, Timings
-from thinwire.simulation.scripted_device import Kept
+from thinwire.simulation.scripted_device import OutboxEntry
 
 LIAR, OTHERS = "e", list("abcd")
 ROUND = 2  # in which the liar lies
@@ -50,7 +50,7 @@ class LyingFleet(SecureFleet):
 
     def reply(self, device: SecureDevice, assignment_id: str, text: str) -> None:
         assert device.link is not None
-        self.take(device.link, PhaseReply(assignment_id, text, identity="5e" * 16), None)
+        self.receive(device.link, PhaseReply(assignment_id, text, identity="5e" * 16), None)
 
     def _say(self, device: SecureDevice, assignment: Assignment, phase: str, make: Callable[[], bytes]) -> None:
         lies = device.name == LIAR and assignment.round == ROUND and self.lie is not None and self.lie.phase == phase
@@ -63,11 +63,11 @@ class LyingFleet(SecureFleet):
             super()._say(device, assignment, phase, make)
         self._revoke(device, assignment.round, phase)
 
-    def _hand_over(self, link: Any, kept: Kept) -> None:
+    def _deliver(self, link: Any, kept: OutboxEntry) -> None:
         if link.name == LIAR and kept.delivery.assignment.round == ROUND and self.tells is not None:
             assert isinstance(kept.header, ReplyHeader)
             kept = replace(kept, header=replace(kept.header, **self.tells))
-        super()._hand_over(link, kept)
+        super()._deliver(link, kept)
 
     def _revoke(self, device: SecureDevice, number: int, phase: str) -> None:
         if (device.name, number, phase) == (LIAR, ROUND, self.revoked_in):

@@ -38,8 +38,8 @@ def alone(folder: Path, dies_at: float | None) -> Bench:
     """One device that needs 900 s of 600 that it is given, and is away for two seconds."""
     bench = Bench(folder, [scripted("a", 900.0)], run={"rounds": 2}, cohort={"deadline_s": 600})
     bench.fleet.grace_s = 4.0
-    bench.fleet.die("a", 649.0)
-    bench.fleet.come("a", 651.0)
+    bench.fleet.crash("a", 649.0)
+    bench.fleet.connect("a", 651.0)
     return driven(bench, dies_at)
 
 
@@ -53,8 +53,8 @@ def among_others(folder: Path, dies_at: float | None, sections: dict[str, Any]) 
     given = {"deadline_s": 6, "min_updates": 1, **sections.get("cohort", {})}
     bench = Bench(folder, devices, **{**sections, "run": {"rounds": 5}, "cohort": given})
     bench.fleet.grace_s = 4.0
-    bench.fleet.die("c", 7.0)
-    bench.fleet.come("c", 7.5)
+    bench.fleet.crash("c", 7.0)
+    bench.fleet.connect("c", 7.5)
     return driven(bench, dies_at)
 
 

@@ -115,12 +115,12 @@ def test_a_late_answer_with_which_its_device_leaves_is_the_outcome_of_its_assign
     """Both are heard in one poll, in the second round."""
 
     class Parting(ToldFleet):
-        def take(self, link: Any, reply: Any, *more: Any) -> None:
-            super().take(link, reply, *more)
+        def receive(self, link: Any, reply: Any, *more: Any) -> None:
+            super().receive(link, reply, *more)
             if reply.assignment_id.endswith(".1.c"):
                 if then == "leaves":
-                    self._die(self.devices["c"])
-                    self._left(self.devices["c"])
+                    self._crash(self.devices["c"])
+                    self._report_offline(self.devices["c"])
                 else:
                     self._arrived("c", Failure("task-error", "x", reply.assignment_id, "c"))
 

@@ -46,14 +46,14 @@ def test_a_header_that_has_all_its_answers_waits_for_nobody(tmp_path: Path) -> N
 def test_a_bad_answer_that_comes_while_the_header_waits_fails_its_assignment(tmp_path: Path) -> None:
     away = {"a": [(2.5, 15.0)], "b": [(2.5, 15.0)]}
     world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 2", rounds=3), turn_of(c=4.0), away=away)
-    take: Callable[..., Any] = world.fleet.take
+    take: Callable[..., Any] = world.fleet.receive
 
     def foreign(link: Any, reply: Any, *more: Any) -> Any:
         if isinstance(reply, ReplyHeader) and reply.assignment_id == "toy-1.2.c":
             reply = replace(reply, base_version=7)
         return take(link, reply, *more)
 
-    world.fleet.take = foreign  # type: ignore[method-assign, assignment]  # changes one reply
+    world.fleet.receive = foreign  # type: ignore[method-assign, assignment]  # changes one reply
     made = world.live()
     assert made.status == "done"
     assert [(e.assignment_id, e.kind) for e in made.of(ClientFailed)] == [("toy-1.2.c", "base-mismatch")]

@@ -43,7 +43,7 @@ def declining(assignment: Assignment) -> Turn:
 def test_a_round_that_lacks_an_answer_does_not_go_through_all_who_are_there_at_each_event(tmp_path: Path) -> None:
     devices = [scripted(f"d{i:02}", 1.0 + i / 10) for i in range(40)]
     bench = Bench(tmp_path, devices, run={"rounds": 1, "evaluate": "off"}, cohort={"deadline_s": 60})
-    bench.fleet.die("d39", 0.5)
+    bench.fleet.crash("d39", 0.5)
     there = Counted()
     bench.drive(presence=ConnectedDevices(there))
     assert [event.device for event in bench.events(ClientFailed)] == ["d39"]
@@ -63,7 +63,7 @@ def test_who_is_barred_is_not_looked_at_again_at_each_event(tmp_path: Path, monk
         if isinstance(event, RoundOpened):
             opened.append(event)
             if event.round == 2:
-                bench.fleet.die("d39", 0.5)
+                bench.fleet.crash("d39", 0.5)
 
     monkeypatch.setattr(Eligibility, "reason", counted)
     bench.drive(on_event=lose)
@@ -81,7 +81,7 @@ def test_who_does_not_come_back_after_a_restart_is_missed_once(tmp_path: Path, m
     )
     with pytest.raises(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, ClientSelected) and event.device == "c"))
-    bench.fleet.die("c")
+    bench.fleet.crash("c")
     bench.fleet.poll(0.0)
     bench.restart()
     missed, act = list[round_events.DeviceDisconnected](), RoundRunner._act

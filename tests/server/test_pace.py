@@ -69,9 +69,9 @@ def test_the_reason_says_what_it_came_from(speed, steps, batch, why):
 class Timed(SyntheticUpdates):
     """Makes as many steps as it is requested."""
 
-    def answer(self, delivery, turn):
+    def finish(self, delivery, turn):
         self.steps = delivery.assignment.work.steps
-        return super().answer(delivery, turn)
+        return super().finish(delivery, turn)
 
 
 def timed(name: str, example_s: float) -> ScriptedDevice:

@@ -76,8 +76,8 @@ def change(name: str, assignment: Assignment) -> Vector:
 class Silent(SyntheticUpdates):
     """Replies as a client of a private run does: without a fact of its data beside the update."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
-        header, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+        header, body = super().finish(delivery, turn)
         assert isinstance(header, ReplyHeader)
         return without_facts(header), body
 

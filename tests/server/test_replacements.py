@@ -169,7 +169,7 @@ def test_the_assignment_says_how_long_is_left(tmp_path: Path) -> None:
 
     def lose(event: Event) -> None:
         if isinstance(event, RoundOpened) and event.round == 1:
-            made.fleet.die(next(iter(event.assignments)), 5.0)
+            made.fleet.crash(next(iter(event.assignments)), 5.0)
 
     made.drive(on_event=lose)
     (event,) = since(made)
@@ -183,8 +183,8 @@ def test_the_assignment_says_how_long_is_left(tmp_path: Path) -> None:
 def test_a_device_that_joins_takes_the_place_of_one_that_was_lost(tmp_path: Path) -> None:
     made = bench(tmp_path, scripted("a", lambda assignment: SILENT), scripted("b", 9.0), clients="all")
     late = scripted("z")
-    late.away = [(0.0, 3.0)]
-    made.fleet.die("a", 0.5)
+    late.offline = [(0.0, 3.0)]
+    made.fleet.crash("a", 0.5)
     made.fleet.add(late)
     made.drive()
     (first, *_) = since(made)

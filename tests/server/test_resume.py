@@ -31,8 +31,8 @@ def bench_of(folder: Path, seconds: dict[str, float], mode: str = "rounds", **co
 def goes(folder: Path, mode: str, back_s: float = 10.0, seconds: tuple[float, ...] = (30.0, 30.0, 5.0)) -> Bench:
     """The third device leaves after 2 s, and comes back."""
     bench = bench_of(folder, dict(zip("abc", seconds, strict=True)), mode)
-    bench.fleet.die("c", 2.0)
-    bench.fleet.come("c", back_s)
+    bench.fleet.crash("c", 2.0)
+    bench.fleet.connect("c", back_s)
     return bench
 
 
@@ -92,8 +92,8 @@ def test_a_round_whose_only_answer_is_refused_at_a_restart_closes_and_the_run_go
     """x and y left and came back, y left again: x answers, and is revoked while the aggregator is down."""
     bench = enrolled(bench_of(tmp_path, {"x": 6.0, "y": 9.0}, min_updates=1, wait_for=1, retry_limit=0))
     for name, left_s, back_s in (("y", 1.0, 1.2), ("x", 2.0, 2.2), ("y", 3.0, 60.0)):
-        bench.fleet.die(name, left_s)
-        bench.fleet.come(name, back_s)
+        bench.fleet.crash(name, left_s)
+        bench.fleet.connect(name, back_s)
     with pytest.raises(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, UpdateAccepted)))
     bench.store.roster.revoke("x")

@@ -162,7 +162,7 @@ def test_nobody_waits_for_a_device_to_come_back_that_was_revoked_while_the_aggre
         bench.go(killing(lambda e: isinstance(e, RoundClosed)))
     began = bench.clock.now()
     bench.store.roster.revoke("c")
-    bench.fleet.die("c")
+    bench.fleet.crash("c")
     bench.fleet.poll(0.0)
     bench.restart()
     assert bench.go().status == "done"

@@ -105,7 +105,7 @@ def test_a_silent_device_is_given_up_after_max_staleness_rounds_and_selected_aga
 
 def test_a_device_that_leaves_does_not_hold_up_the_round(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(lambda assignment: SILENT), run={"rounds": 1}, cohort={"deadline_s": 1000})
-    bench.fleet.die("c", after_s=3.0)
+    bench.fleet.crash("c", after_s=3.0)
     row = bench.drive()
     assert bench.reasons() == ["enough"]
     assert row.status == "done"
@@ -114,7 +114,7 @@ def test_a_device_that_leaves_does_not_hold_up_the_round(tmp_path: Path) -> None
 
 def test_a_round_is_recorded_with_the_devices_that_came_and_went_since_the_last_one(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 4}, cohort={"clients": 2})
-    bench.fleet.die("c", after_s=1.5)
+    bench.fleet.crash("c", after_s=1.5)
     bench.drive()
     opened = bench.events(RoundOpened)
     assert [e.added for e in opened] == [["a", "b", "c"], [], [], []], "a round that considers the same names nobody"
@@ -168,8 +168,8 @@ def test_a_target_stays_reached_where_the_last_model_is_worse_and_the_aggregator
 class MeasuresTwo(SyntheticUpdates):
     """Version 2 reaches the target and no other does; by the run's own metric the first is the best."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
-        found, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+        found, body = super().finish(delivery, turn)
         assert isinstance(found, ReplyHeader)
         version = delivery.assignment.base_version
         measured = {"eval/loss": (1.0 + version, 1.0), "eval/accuracy": (0.95 if version == 2 else 0.1, 1.0)}

@@ -87,11 +87,11 @@ def test_who_registers_just_before_the_end_is_notified_and_who_comes_later_learn
     tmp_path: Path, comes: bool
 ) -> None:
     bench = two_rounds(tmp_path)
-    bench.fleet.die("c", 1.5)
+    bench.fleet.crash("c", 1.5)
 
     def arrives(event: Event) -> bool:
         if over(event) and comes:
-            bench.fleet.come("c")
+            bench.fleet.connect("c")
         return False
 
     assert serves(bench, 600.0, arrives) == (["a", "b", "c"] if comes else ["a", "b"])
@@ -100,7 +100,7 @@ def test_who_registers_just_before_the_end_is_notified_and_who_comes_later_learn
 
 def test_a_run_that_ends_by_a_defect_is_over_for_its_devices_too(tmp_path: Path) -> None:
     bench = two_rounds(tmp_path)
-    bench.fleet.die("c", 1.5)
+    bench.fleet.crash("c", 1.5)
 
     def defect(event: Event) -> bool:
         if isinstance(event, RoundClosed) and event.round == 2:
@@ -116,8 +116,8 @@ def without_a_model(folder: Path) -> Bench:
     """Nobody can give the first model; d comes after the run has failed."""
     devices = [scripted(name, lambda assignment: FAILS) for name in ("a", "b", "c", "d")]
     bench = Bench(folder, devices, run={"init": "device"}, cohort={"wait_for": 3})
-    bench.fleet.die("d")
-    bench.fleet.come("d", 50.0)
+    bench.fleet.crash("d")
+    bench.fleet.connect("d", 50.0)
     return bench
 
 

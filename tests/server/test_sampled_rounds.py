@@ -230,8 +230,8 @@ def test_a_run_that_waits_for_devices_after_a_restart_names_its_population_and_n
     with of_coins(sample), pytest.raises(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, RoundClosed)))
     bench.restart()
-    bench.fleet.die("b")
-    bench.fleet.die("c")
+    bench.fleet.crash("b")
+    bench.fleet.crash("c")
     bench.fleet.poll(0.0)
     bench.restart()
     assert bench.drive().status == "done"

@@ -42,8 +42,8 @@ class Stopping(SyntheticUpdates):
         self.made[assignment.assignment_id] = steps = max(self.least, fit)
         return replace(turn, compute_s=steps * step_s)
 
-    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
-        header, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+        header, body = super().finish(delivery, turn)
         assert isinstance(header, ReplyHeader)
         steps = self.made[delivery.assignment.assignment_id]
         return replace(header, steps=steps, a=float(steps), examples=self.examples * steps), body

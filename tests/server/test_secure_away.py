@@ -37,7 +37,7 @@ class BreakingFleet(SecureFleet):
         if assignment.assignment_id == phase_id(f"{assignment.run}.{ROUND}.{AWAY}", self.phase):
             link = device.link
             assert link is not None
-            self.leave(link)
+            self.disconnect_link(link)
             self.was_away, self.withdrawn = True, []
             self._after(self.back_s, BreakingFleet._back, device, link)
             self._after(self.back_s + 0.5, SecureFleet._answer, device, delivery)
@@ -45,7 +45,7 @@ class BreakingFleet(SecureFleet):
         super()._answer(device, delivery)
 
     def _back(self, device: SecureDevice, link: LocalLink) -> None:
-        self.join(link, self._hello(device))
+        self.connect_link(link, self._hello(device))
         self.was_away = False
 
     def cancel(self, assignment_ids: Sequence[str]) -> None:

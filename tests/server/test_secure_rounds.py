@@ -152,13 +152,13 @@ def test_the_record_of_a_round_has_no_time_of_what_a_client_does(undisturbed: Wh
 
 def test_a_wait_that_is_not_known_is_not_recorded_as_zero(tmp_path: Path) -> None:
     """The device API forgets when it delivered an assignment as soon as the client has advertised."""
-    take = SecureFleet.take
+    take = SecureFleet.receive
 
     def taken(self: SecureFleet, link: Any, reply: Any, *more: Any) -> None:
-        link.held.pop(reply.assignment_id, None)
+        link.in_flight.pop(reply.assignment_id, None)
         take(self, link, reply, *more)
 
-    with patch.object(SecureFleet, "take", taken):
+    with patch.object(SecureFleet, "receive", taken):
         made = World(tmp_path, Fate()).live()
     assert all(event.header["transfer"]["pulled_at"] == 0 for event in made.of(UpdateAccepted))
     assert not any("wait_s" in event.spent for event in made.of(RoundClosed))
@@ -205,7 +205,7 @@ def test_a_device_that_is_revoked_while_the_aggregator_is_down_is_in_no_later_su
         def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
             if killed_in:
                 store.roster.revoke("e")
-                self.fleet.die("e")
+                self.fleet.crash("e")
             super()._drive(run_id, store, agreed)
 
     def killed_at(self: SecureRoundRunner, requests: Mapping[str, bytes]) -> None:

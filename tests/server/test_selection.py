@@ -24,7 +24,15 @@ from thinwire.server.concurrency import at_work_before, slot_s, slowest_s
 from thinwire.server.policy.cohort import LEAST, sample, select_clients, weights
 from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import InMemorySpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import (
+    InMemorySpool,
+    ScriptedDevice,
+    ScriptedFleet,
+    SyntheticUpdates,
+    Turn,
+    reported,
+    run_scripted,
+)
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (40,)})

@@ -68,15 +68,15 @@ def test_a_kill_at_any_commit_measures_every_version_and_tells_all_that_it_is_ov
 
 def test_who_comes_back_a_while_later_measures_and_is_told_too(tmp_path: Path) -> None:
     bench = killed_at_the_end(tmp_path)
-    bench.fleet.die("b")
-    bench.fleet.come("b", RECONNECT_S / 2)
+    bench.fleet.crash("b")
+    bench.fleet.connect("b", RECONNECT_S / 2)
     bench.drive()
     assert measured(bench)[-1][::2] == (2, 3) and stops(bench) == [1, 1, 1]
 
 
 def test_who_does_not_come_back_is_waited_for_no_longer_than_anywhere(tmp_path: Path) -> None:
     bench = killed_at_the_end(tmp_path)
-    bench.fleet.die("b")
+    bench.fleet.crash("b")
     bench.fleet.poll(0.0)
     bench.restart()
     began = bench.clock.now()
@@ -125,8 +125,8 @@ def test_a_part_of_the_devices_is_not_taken_for_all(tmp_path: Path, at: float, h
     assert len(again.events(Evaluated)) == 2
     if lost:
         for name in "ab":
-            again.fleet.die(name)
-            again.fleet.come(name)
+            again.fleet.crash(name)
+            again.fleet.connect(name)
     again.restart()
     assert again.drive().status_text == status
     assert (measured(again), outcome(again)) == (measured(whole), outcome(whole))
@@ -154,7 +154,7 @@ def test_a_run_that_is_stopped_as_soon_as_it_goes_on_tells_its_devices(tmp_path:
 
 def test_a_run_that_is_stopped_while_it_waits_for_devices_to_come_back_measures_nothing_more(tmp_path: Path) -> None:
     bench = killed_at_the_end(tmp_path)
-    bench.fleet.die("b")
+    bench.fleet.crash("b")
     bench.fleet.poll(0.0)
     bench.restart()
     began, before = bench.clock.now(), measured(bench)

@@ -29,7 +29,7 @@ def run_of(folder: Path, *devices: ScriptedDevice) -> Bench:
 
 def test_a_device_that_died_at_work_is_named_with_the_wait_for_it(tmp_path: Path) -> None:
     dying = scripted("b", 500.0)
-    dying.away = [(40.0, 10_000.0)]
+    dying.offline = [(40.0, 10_000.0)]
     said = told_of(run_of(tmp_path, scripted("a", 2.0), dying))
     assert said.waited_for == ("b",)
     assert said.stages["waiting"] == pytest.approx(38.0, abs=0.5)

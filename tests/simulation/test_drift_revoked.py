@@ -83,7 +83,7 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
 
         on(BEFORE)
         store.roster.revoke("sim-2")
-        fleet.die("sim-2")
+        fleet.crash("sim-2")
         fleet.poll(0.0)
         fleet = fleet.restart(FileSpool(home.spool))
         with deadly(fate or Fate(), store):

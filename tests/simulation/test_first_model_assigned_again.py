@@ -155,8 +155,8 @@ def ends_while_one_is_at_it(folder: Path, restarted: bool = False) -> Started:
     made.drive(until=5.0)
     assert made.assigned() == [one, two, three]
     if restarted:
-        made.fleet.die(one)
-        made.fleet.come(one)
+        made.fleet.crash(one)
+        made.fleet.connect(one)
     made.fleet = made.fleet.restart()
     made.drive()
     return made

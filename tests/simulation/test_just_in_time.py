@@ -13,7 +13,15 @@ from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import sentence
-from thinwire.simulation import InMemorySpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import (
+    InMemorySpool,
+    ScriptedDevice,
+    ScriptedFleet,
+    SyntheticUpdates,
+    Turn,
+    reported,
+    run_scripted,
+)
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (30,)})

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import answer, hello, written
 from thinwire.core.fleet import Link
-from thinwire.simulation.storage import InMemorySpool
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
+from thinwire.simulation.storage import InMemorySpool
 from thinwire.store import FileSpool, Store
 
 

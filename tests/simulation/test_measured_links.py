@@ -15,7 +15,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.reason_text import sentence
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates
+from thinwire.simulation import LogNormal, RandomScript, ScriptedDevice, ScriptedFleet, SyntheticUpdates
 from thinwire.store import FileSpool, MeasureRow, Store
 
 LAYOUT = Layout.of({"w": (500, 400)})
@@ -29,7 +29,7 @@ def links(slowest: float) -> list[ScriptedDevice]:
     return [
         ScriptedDevice(
             name, SyntheticUpdates(name, LAYOUT, 0.01, steps=4),
-            Paced(7, download=LogNormal(0.1, 0.2), compute=1.0, upload=LogNormal(0.1, 0.2),
+            RandomScript(7, download=LogNormal(0.1, 0.2), compute=1.0, upload=LogNormal(0.1, 0.2),
                   down_bytes_s=mbit * 1e6 / 8, up_bytes_s=mbit * 1e6 / 8),
         )
         for name, mbit in {**MBIT, "dsl": slowest}.items()

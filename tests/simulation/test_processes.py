@@ -77,9 +77,9 @@ def test_a_worker_that_was_started_since_needs_no_plan(tmp_path: Path) -> None:
     assignment = Assignment("small-1.1.sim-0", "small-1", "small", "train", PLAN.to_json())
     workers = ProcessExecutor(task(tmp_path, ""), ClientPopulation(tmp_path / "clients", ClientInfo(), 1), 1)
     try:
-        first = workers.answer(0, Delivery(assignment, None)).reply
+        first = workers.result(0, Delivery(assignment, None)).reply
         workers._workers[0].process.kill()
-        second = workers.answer(
+        second = workers.result(
             0, Delivery(replace(assignment, assignment_id="small-1.2.sim-0", plan=PLAN.digest), None)
         ).reply
     finally:

@@ -18,9 +18,9 @@ from thinwire.core import Layout, VirtualClock
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Link
 from thinwire.core.plan_values import MAX_DELAY
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId, UpdateOutcome
-from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
-from thinwire.simulation.storage import InMemorySpool
+from thinwire.simulation import LogNormal, RandomScript, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.simulation.local_fleet import LocalLink
+from thinwire.simulation.storage import InMemorySpool
 from thinwire.store import FileSpool, Store
 
 LAYOUT = Layout.of({"w": (3, 2)})
@@ -87,8 +87,8 @@ def test_an_answer_comes_after_its_stages_and_says_how_long_they_took(tmp_path: 
 
 
 def test_what_is_lost_is_there_again_when_the_device_is_back(tmp_path: Path) -> None:
-    for lost, at in (("assignment", 20.0 + 3.0 + 1.0), ("answer", 20.0 + 1.0)):
-        stage = Stage(tmp_path, device(Turn(compute_s=3.0, upload_s=1.0, lost=lost), away=[(10.0, 20.0)]))  # type: ignore[arg-type]  # of the literals
+    for lost, at in (("assignment", 20.0 + 3.0 + 1.0), ("reply", 20.0 + 1.0)):
+        stage = Stage(tmp_path, device(Turn(compute_s=3.0, upload_s=1.0, lost=lost), offline=[(10.0, 20.0)]))  # type: ignore[arg-type]  # of the literals
         stage.assign("pi-1", "run.1.pi-1")
         assert [(t, type(a)) for t, a in stage.until(50.0)] == [
             (0.0, ClientConnected), (10.0, ClientDisconnected), (20.0, ClientConnected), (at, ReplyHeader),
@@ -96,7 +96,7 @@ def test_what_is_lost_is_there_again_when_the_device_is_back(tmp_path: Path) -> 
 
 
 def test_who_dies_at_work_begins_again_and_who_is_back_soon_was_never_gone(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, device(Turn(compute_s=4.0), away=[(3.0, 5.0)]), grace_s=10.0)
+    stage = Stage(tmp_path, device(Turn(compute_s=4.0), offline=[(3.0, 5.0)]), grace_s=10.0)
     stage.assign("pi-1", "run.1.pi-1")
     assert [(t, type(a)) for t, a in stage.until(50.0)] == [
         (0.0, ClientConnected),
@@ -160,12 +160,12 @@ def test_no_time_passes_for_devices_while_the_aggregator_is_dead(tmp_path: Path)
 
 def test_a_pace_is_drawn_for_each_assignment_and_is_the_same_each_time(tmp_path: Path) -> None:
     assignments = [envelope("a", f"run.{i}.a", tmp_path, b"1234").assignment for i in range(400)]
-    paced = Paced(
+    script = RandomScript(
         7, compute=LogNormal(10.0, 0.5), down_bytes_s=2.0, up_bytes_s=4.0, lost_assignments=0.25, failing=0.25
     )
-    turns = [paced(assignment) for assignment in assignments]
+    turns = [script(assignment) for assignment in assignments]
     assert [(t.compute_s, t.lost, t.failure) for t in turns] == [
-        (t.compute_s, t.lost, t.failure) for t in map(paced, assignments)
+        (t.compute_s, t.lost, t.failure) for t in map(script, assignments)
     ]
     assert {(t.download_s, t.sending_s(8)) for t in turns} == {(2.0, 2.0)}
     assert 8.0 < sorted(t.compute_s for t in turns)[200] < 12.5
@@ -190,6 +190,6 @@ def test_a_device_keeps_as_much_after_many_assignments_as_after_a_few() -> None:
         outcomes = (UpdateOutcome(UpdateId("toy-1", "pi-1", number), "dropped"),)
         made = Assignment(f"toy-1.{number}.pi-1", "toy-1", "toy", "train", "", outcomes=outcomes)
         assert (one.turn(made).lost, one.turn(made).lost) == ("assignment", ""), "a message is lost once"
-        one.hear(made)
+        one.receive(made)
     kept = [value for value in vars(one).values() if isinstance(value, (dict, set, deque))]
     assert max(map(len, kept)) == 1 + MAX_DELAY, "as many assignments as it may have at once"

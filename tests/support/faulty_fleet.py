@@ -11,7 +11,7 @@ from thinwire.core.fleet import Envelope, Spool
 from thinwire.core.types import Assignment, Part, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn
 from thinwire.simulation.local_fleet import LocalLink
-from thinwire.simulation.scripted_device import Kept, parts_of
+from thinwire.simulation.scripted_device import OutboxEntry, parts_of
 
 Again = Literal["same", "new", "changed"]
 
@@ -37,9 +37,9 @@ class AttentiveDevice(ScriptedDevice):
 
     told: dict[UpdateId, UpdateOutcome] = field(default_factory=dict)
 
-    def hear(self, assignment: Assignment) -> bool:
+    def receive(self, assignment: Assignment) -> bool:
         self.told |= {outcome.update_id: outcome for outcome in assignment.outcomes}
-        return super().hear(assignment)
+        return super().receive(assignment)
 
 
 def told_of(devices: Iterable[ScriptedDevice]) -> dict[UpdateId, UpdateOutcome]:
@@ -57,7 +57,7 @@ class HeldReply:
 
     until: int
     device: ScriptedDevice
-    kept: Kept
+    kept: OutboxEntry
 
 
 class FaultyFleet(ScriptedFleet):
@@ -81,12 +81,12 @@ class FaultyFleet(ScriptedFleet):
         due = [one for one in self._held_back if one.until <= latest]
         self._held_back = [one for one in self._held_back if one.until > latest]
         for one in due:
-            self._after(one.kept.upload_s, ScriptedFleet._send, one.device, one.kept.assignment_id)
+            self._after(one.kept.upload_s, ScriptedFleet._end_upload, one.device, one.kept.assignment_id)
 
-    def _made(self, device: ScriptedDevice, kept: Kept) -> None:
+    def _begin_upload(self, device: ScriptedDevice, kept: OutboxEntry) -> None:
         turn = kept.turn
         if not isinstance(turn, FaultyTurn):
-            super()._made(device, kept)
+            super()._begin_upload(device, kept)
             return
         if turn.garbage:
             kept.header, kept.body = damaged(kept.header, kept.body)
@@ -94,12 +94,12 @@ class FaultyFleet(ScriptedFleet):
         if turn.held:
             self._held_back.append(HeldReply(kept.delivery.assignment.round + turn.held, device, kept))
         else:
-            super()._made(device, kept)
+            super()._begin_upload(device, kept)
 
-    def _hand_over(self, link: LocalLink, kept: Kept) -> None:
-        super()._hand_over(link, kept)
+    def _deliver(self, link: LocalLink, kept: OutboxEntry) -> None:
+        super()._deliver(link, kept)
         for header, body in () if kept.pushed else self._more.get((link.name, kept.assignment_id), ()):
-            self.take(link, header, body, kept.upload_s)
+            self.receive(link, header, body, kept.upload_s)
 
 
 def damaged(header: ReplyHeader, body: bytes) -> tuple[ReplyHeader, bytes]:
@@ -112,13 +112,13 @@ def damaged(header: ReplyHeader, body: bytes) -> tuple[ReplyHeader, bytes]:
     return replace(header, parts=parts_of(frames)), b"".join(frames)
 
 
-def _once_more(device: ScriptedDevice, kept: Kept, turn: FaultyTurn, again: Again) -> tuple[ReplyHeader, bytes]:
+def _once_more(device: ScriptedDevice, kept: OutboxEntry, turn: FaultyTurn, again: Again) -> tuple[ReplyHeader, bytes]:
     if again == "same":
         return kept.header, kept.body
     if again == "changed":
         body = kept.body + b"!"
         parts = (Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),)
         return replace(kept.header, parts=parts), body
-    header, body = device.work.answer(kept.delivery, turn)
+    header, body = device.work.finish(kept.delivery, turn)
     assert isinstance(header, ReplyHeader), "an assignment that was replied to can be replied to again"
     return damaged(header, body) if turn.garbage else (header, body)

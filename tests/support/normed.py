@@ -33,8 +33,8 @@ class Normed(SyntheticUpdates):
     variance: float = 1.0
     counters: Mapping[str, int] = field(default_factory=lambda: {"bn.num_batches_tracked": 7})
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, turn)
         if not isinstance(header, ReplyHeader) or not header.parts:
             return header, body
         sent = encode_buffers(NORMED, np.array([self.mean] * 3 + [self.variance] * 3, np.float32))

@@ -36,7 +36,7 @@ from thinwire.privacy.contexts import (
 from thinwire.privacy.participant import Participant, SecureIdentity, Withdraw
 from thinwire.server.secure_sum import PARTS
 from thinwire.simulation import ScriptedFleet, Turn
-from thinwire.simulation.scripted_device import Kept, parts_of
+from thinwire.simulation.scripted_device import OutboxEntry, parts_of
 
 _ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
 
@@ -94,7 +94,7 @@ class SecureDevice(AttentiveDevice):
         lattice = lattice_of(self.plan, self.layout.model_size, assignment.secure, assignment.identity)
         terms = terms_of(self.plan, assignment.secure, lattice.lanes, lattice.width, lattice.grid)
         context0 = context_of_assignment(assignment, self.plan, model_digest(assignment.base_digest, None), terms)
-        key, number = simulated_key(self.name), assignment.round * 100 + self.life
+        key, number = simulated_key(self.name), assignment.round * 100 + self.restarts
         identity = SecureIdentity(
             identity_of(key), lambda data: key.sign(data, _ECDSA), self.pinned,
             lambda: ScriptedRng(int.from_bytes(f"{self.name}-{number}".encode(), "big")), number.to_bytes(16, "big"),
@@ -103,7 +103,7 @@ class SecureDevice(AttentiveDevice):
         self.open = {assignment.assignment_id: Taking(delivery, turn, participant, lattice)}
         return self.open[assignment.assignment_id]
 
-    def masked(self, taking: Taking) -> Kept:
+    def masked(self, taking: Taking) -> OutboxEntry:
         """Encode and mask the update of a round; the reply lies in the outbox from now on."""
         assignment, lattice = taking.delivery.assignment, taking.lattice
         assert assignment.secure is not None
@@ -121,7 +121,7 @@ class SecureDevice(AttentiveDevice):
             parts=tuple(replace(part, name=name) for part, name in zip(parts_of([body]), PARTS, strict=True)),
             codec="lattice", identity=assignment.identity,
         )  # fmt: skip
-        kept = self.outbox[assignment.assignment_id] = Kept(taking.delivery, taking.turn, header, body)
+        kept = self.outbox[assignment.assignment_id] = OutboxEntry(taking.delivery, taking.turn, header, body)
         return kept
 
 
@@ -129,28 +129,28 @@ class SecureFleet(FaultyFleet):
     """A scripted fleet of secure devices. A device answers requests of phases while it trains."""
 
     def _after(self, seconds: float, step: Callable[..., None], device: Any, *given: Any) -> None:
-        own = {ScriptedFleet._look: SecureFleet._look, ScriptedFleet._die: SecureFleet._die}
+        own = {ScriptedFleet._pull: SecureFleet._pull, ScriptedFleet._crash: SecureFleet._crash}
         super()._after(seconds, own.get(step, step), device, *given)
 
-    def _look(self, device: Any) -> None:
+    def _pull(self, device: Any) -> None:
         if device.link is None or (delivery := device.link.pull(0.0)) is None:
             return
         assignment = delivery.assignment
         if assignment.kind == "stop":
-            device.hear(assignment)
+            device.receive(assignment)
             device.outbox.clear()
         elif assignment.kind == "secure":
             self._answer(device, delivery)
         elif assignment.assignment_id in device.outbox:
             self._upload(device, device.outbox[assignment.assignment_id])
-        elif not device.hear(assignment):
+        elif not device.receive(assignment):
             self._fail(device, assignment, "need-plan", "")
         else:
             self._train(device, delivery)
-        self._after(0.0, ScriptedFleet._look, device)
+        self._after(0.0, ScriptedFleet._pull, device)
 
-    def _die(self, device: Any) -> None:
-        super()._die(device)
+    def _crash(self, device: Any) -> None:
+        super()._crash(device)
         device.open = {}
 
     def _train(self, device: SecureDevice, delivery: Delivery) -> None:
@@ -192,7 +192,7 @@ class SecureFleet(FaultyFleet):
             self._fail(device, replace(assignment, assignment_id=training_id(assignment.assignment_id)), "failed",
                        withdrawn.reason)  # fmt: skip
             return
-        self.take(device.link, PhaseReply(assignment.assignment_id, message, identity=assignment.identity), None)
+        self.receive(device.link, PhaseReply(assignment.assignment_id, message, identity=assignment.identity), None)
 
     def _send_masked(self, device: SecureDevice, taking: Taking) -> None:
         if not (taking.seed and taking.trained) or taking.participant.state != "ready":
@@ -202,5 +202,5 @@ class SecureFleet(FaultyFleet):
 
     def _leaves(self, device: SecureDevice, turn: SecureTurn, phase: str) -> bool:
         if turn.dies == phase:
-            self._after(0.0, ScriptedFleet._die, device)
+            self._after(0.0, ScriptedFleet._crash, device)
         return phase in (turn.dies, turn.silent)

@@ -120,8 +120,8 @@ class Bench:
         """A device that is there says hello again, with something else in it."""
         device = self.fleet.devices[name]
         assert device.link is not None
-        hello = Hello(name, f"{name}-{device.life}", (REPORT,), secure=SECURE_PARTS[:2])
-        self.fleet.join(device.link, replace(hello, **said))
+        hello = Hello(name, f"{name}-{device.restarts}", (REPORT,), secure=SECURE_PARTS[:2])
+        self.fleet.connect_link(device.link, replace(hello, **said))
 
     def events(self, kind: type[T]) -> list[T]:
         return [event for _, event in self.store.events(self.run_id) if isinstance(event, kind)]

@@ -26,7 +26,7 @@ from thinwire.server import run as server_run
 from thinwire.server.context import RunContext, StopCommand
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import InMemorySpool, SyntheticUpdates, Turn, reported, run_scripted
-from thinwire.simulation.scripted_device import over
+from thinwire.simulation.scripted_device import transfer_s
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (64,)})
@@ -39,7 +39,7 @@ turns = st.builds(
     download_s=st.sampled_from([0.0, 1.0]),
     compute_s=st.sampled_from([0.0, 1.0, 3.0, 7.5, 19.5, 21.0, 47.0]),
     upload_s=st.sampled_from([0.0, 0.5]),
-    lost=st.sampled_from(["", "", "", "", "assignment", "answer"]),
+    lost=st.sampled_from(["", "", "", "", "assignment", "reply"]),
     failure=st.sampled_from([None, None, None, None, ("task-error", "x")]),
     garbage=st.sampled_from([False, False, False, True]),
     held=st.sampled_from([0, 0, 0, 1, 2]),
@@ -69,7 +69,7 @@ class Story:
     def script(self, assignment: Assignment) -> Turn:
         name = assignment.assignment_id.rsplit(".", 1)[1]
         turn = self.table[name, assignment.round % self.rounds] if assignment.kind == "train" else Turn(compute_s=0.5)
-        return replace(turn, upload_s=partial(over, self.bytes_s[name])) if name in self.bytes_s else turn
+        return replace(turn, upload_s=partial(transfer_s, self.bytes_s[name])) if name in self.bytes_s else turn
 
 
 def drawn(draw: st.DrawFn, plan: RunPlan, **more: Any) -> Story:

@@ -8,12 +8,12 @@ from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.run import reported, run_scripted, run_sim, simulate
 from thinwire.simulation.scripted_device import (
     LogNormal,
-    Paced,
+    RandomScript,
     Script,
     ScriptedDevice,
     SyntheticUpdates,
-    Trained,
     Training,
+    TrainingWork,
     Turn,
     Work,
 )
@@ -21,7 +21,7 @@ from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.simulation.storage import InMemorySpool
 
 __all__ = [
-    "History", "InMemorySpool", "LocalFleet", "LocalLink", "LogNormal", "Paced", "RunFailed", "Script",
-    "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Trained", "Training", "Turn", "Work", "own_part",
+    "History", "InMemorySpool", "LocalFleet", "LocalLink", "LogNormal", "RandomScript", "RunFailed", "Script",
+    "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Training", "TrainingWork", "Turn", "Work", "own_part",
     "reported", "run_scripted", "run_sim", "simulate",
 ]  # fmt: skip

@@ -76,7 +76,7 @@ class SerialExecutor:
         use_threads(0, executor.layout.size)
         self._handlers = HandlerCache(population, executor, shared)
         self._batched, self._replies, self._last_s = batched, 0, MAX_BATCHED_S  # replies; seconds of the last one
-        self._submitted: dict[int, tuple[str, TimedReply]] = {}  # client -> assignment id, and its reply before its turn
+        self._submitted: dict[int, tuple[str, TimedReply]] = {}  # client -> assignment id and early reply
 
     @property
     def lookahead(self) -> int:

@@ -1,13 +1,12 @@
 """Simulates a device that follows a script: its timing, its failures, and its state that survives a crash.
 
 A script returns a `Turn` for each assignment: how long each stage takes on the virtual clock, and what goes wrong.
-`Paced` is a random script. A `Work` makes the replies. `SyntheticUpdates` makes them without training: small, real
-frames, so that journal, spool and aggregation do all of their work.
+`RandomScript` samples the turns. A `Work` makes the replies. `SyntheticUpdates` makes replies without training: their
+frames are small but real, so that journal, spool and aggregation do all of their work.
 
-`Training` makes replies that are trained: a real client's handler, with its outbox, residual and partial work, for as
-many seconds as a script decides. It trains when the assignment is delivered, on a clock of its own that only steps
-move. Its reply exists once that time has passed on the fleet's clock. So replies arrive in the order of the scripted
-speeds, on any machine.
+`Training` makes replies by training: with a real client's handler, outbox, residual and partial work. It trains when
+the assignment is delivered, on a virtual clock of its own that only steps advance. The reply is made once that time has
+passed on the fleet's clock. So replies arrive in the order of the scripted speeds, on any machine.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ from thinwire.simulation.storage import CachedRunFolder
 
 
 @dataclass
-class Kept:
-    """Holds a reply of a device until the outcome of its update is known."""
+class OutboxEntry:
+    """A reply in a device's outbox, where it stays until the outcome of its update is known."""
 
     delivery: Delivery
     turn: Turn
@@ -76,40 +75,36 @@ class Kept:
 class ScriptedDevice:
     """Simulates a device that does `work` as its `script` says, one assignment after the other.
 
-    The device connects at the first poll, or later if it is `away` from time 0. `away` lists (from, until) in seconds.
-    Its outbox survives a crash, but work in progress begins again. With `overlaps`, the device works on its next
-    assignment while it uploads; replies leave one after the other.
+    `offline` lists the spans (from, until), in seconds, in which the device is offline. It connects at the first poll,
+    unless a span begins at 0. A device that goes offline crashes: its outbox survives, and work in progress begins
+    again. With `overlaps`, the device works on its next assignment while it uploads; it uploads one reply at a time.
     """
 
     name: str
     work: Work
     script: Script = field(default=lambda assignment: Turn())
-    away: Sequence[tuple[float, float]] = ()
+    offline: Sequence[tuple[float, float]] = ()
     overlaps: bool = False
-    outbox: dict[str, Kept] = field(default_factory=dict)  # by id of the assignment
+    outbox: dict[str, OutboxEntry] = field(default_factory=dict)  # by id of the assignment
     plans: set[str] = field(default_factory=set)  # digests of the plans that it has
-    life: int = 0  # number of restarts: events scheduled before the last one do not happen
+    restarts: int = 0  # events that were scheduled before the last restart do not happen
     link: LocalLink | None = None  # while it is connected
     busy: bool = False
-    sent_by: float = 0.0  # when all its uploads will have ended
+    uploads_end_at: float = 0.0  # when all its uploads will have ended
     _delivered: deque[str] = field(default_factory=lambda: deque(maxlen=1 + MAX_DELAY))  # ids of the last assignments
 
     def turn(self, assignment: Assignment) -> Turn:
-        """Return what the script says. A loss happens once, since a lost message arrives when the device has
-        reconnected.
-        """
+        """Return the script's turn for an assignment. Only the first delivery is lost: the next one arrives."""
         turn = self.script(assignment)
         if assignment.assignment_id in self._delivered:
             return replace(turn, lost="")
         self._delivered.append(assignment.assignment_id)
         return turn
 
-    def hear(self, assignment: Assignment) -> bool:
-        """Take in an assignment's outcomes and plan; return False if only the plan's digest is given and the plan is
-        not known.
-        """
+    def receive(self, assignment: Assignment) -> bool:
+        """Apply an assignment's outcomes and keep its plan; return False if only a digest came of an unknown plan."""
         settled = {one.update_id for one in assignment.outcomes if one.outcome != "unknown"}
-        self.outbox = {a: kept for a, kept in self.outbox.items() if kept.header.update_id not in settled}
+        self.outbox = {a: entry for a, entry in self.outbox.items() if entry.header.update_id not in settled}
         if isinstance(assignment.plan, str):
             return assignment.plan in self.plans
         self.plans.add(digest_of(assignment.plan))
@@ -118,18 +113,18 @@ class ScriptedDevice:
 
 @dataclass(frozen=True)
 class Turn:
-    """Holds the course of one assignment on one device, in seconds; `upload_s` may depend on the bytes of the reply.
+    """What a device does with one assignment: the seconds of each stage, and what goes wrong.
 
-    - `lost`: the assignment or the reply does not arrive until the device has reconnected. Then the device begins
-      again, or sends the same bytes.
-    - `failure`: (kind, text) of the reply, which has no update then.
+    `upload_s` may be a function of the reply's bytes. `lost` names the message that does not arrive until the device
+    has reconnected: the assignment, which is then delivered again, or the reply, which is then sent again. `failure` is
+    the (kind, text) of a failure that the device sends instead of an update.
     """
 
     download_s: float = 0.0
     compute_s: float = 1.0
     encode_s: float = 0.0
     upload_s: float | Callable[[int], float] = 0.0
-    lost: Literal["", "assignment", "answer"] = ""
+    lost: Literal["", "assignment", "reply"] = ""
     failure: tuple[str, str] | None = None
 
     def sending_s(self, size: int) -> float:
@@ -160,11 +155,11 @@ Duration = float | LogNormal
 
 
 @dataclass(frozen=True)
-class Paced:
-    """Samples a turn for each assignment from the seed, the round and the device; the run's id does not matter.
+class RandomScript:
+    """A script that samples a turn for each assignment, from the seed, the round and the device's name.
 
-    The bytes on the device's link add to the time of the stages, at `down_bytes_s` and `up_bytes_s` (0: no limit).
-    `lost_assignments`, `lost_answers` and `failing` are probabilities.
+    A download and an upload also take the time of their bytes, at `down_bytes_s` and `up_bytes_s` bytes per second
+    (0: no limit). `lost_assignments`, `lost_replies` and `failing` are probabilities.
     """
 
     seed: int = 0
@@ -175,34 +170,34 @@ class Paced:
     down_bytes_s: float = 0.0
     up_bytes_s: float = 0.0
     lost_assignments: float = 0.0
-    lost_answers: float = 0.0
+    lost_replies: float = 0.0
     failing: float = 0.0
 
     def __call__(self, assignment: Assignment) -> Turn:
         key = derive(Key(self.seed), "turn", within_run(assignment.assignment_id))
-        upload_s = _drawn(self.upload, derive(key, "upload"))
-        luck = random.Random(seed63(derive(key, "luck"))).random()
+        upload_s = _sample(self.upload, derive(key, "upload"))
+        draw = random.Random(seed63(derive(key, "luck"))).random()
         return Turn(
-            download_s=_drawn(self.download, derive(key, "download"))
-            + over(self.down_bytes_s, sum(part.length for part in assignment.parts)),
-            compute_s=_drawn(self.compute, derive(key, "compute")),
-            encode_s=_drawn(self.encode, derive(key, "encode")),
-            upload_s=lambda size: upload_s + over(self.up_bytes_s, size),
+            download_s=_sample(self.download, derive(key, "download"))
+            + transfer_s(self.down_bytes_s, sum(part.length for part in assignment.parts)),
+            compute_s=_sample(self.compute, derive(key, "compute")),
+            encode_s=_sample(self.encode, derive(key, "encode")),
+            upload_s=lambda size: upload_s + transfer_s(self.up_bytes_s, size),
             lost="assignment"
-            if luck < self.lost_assignments
-            else "answer"
-            if luck < self.lost_assignments + self.lost_answers
+            if draw < self.lost_assignments
+            else "reply"
+            if draw < self.lost_assignments + self.lost_replies
             else "",
-            failure=("task-error", "scripted") if luck >= 1.0 - self.failing else None,
+            failure=("task-error", "scripted") if draw >= 1.0 - self.failing else None,
         )
 
 
-def over(bytes_s: float, size: int) -> float:
+def transfer_s(bytes_s: float, size: int) -> float:
     """Return the seconds for `size` bytes on a link of `bytes_s` bytes per second; 0 means no limit."""
     return size / bytes_s if bytes_s else 0.0
 
 
-def _drawn(duration: Duration, key: Key) -> float:
+def _sample(duration: Duration, key: Key) -> float:
     return duration.at(key) if isinstance(duration, LogNormal) else duration
 
 
@@ -216,12 +211,10 @@ class Work(Protocol):
     """
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
-        """Begin to work on an assignment that was delivered; return its turn, in which the work may take another
-        time.
-        """
+        """Begin to work on a delivered assignment, and return its turn, whose times the work may change."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
-        """Return the reply when its virtual work is done; calls come in the order of the clock."""
+    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+        """Return the reply. The fleet calls this when the work is done on its clock, in the order of the clock."""
 
 
 @dataclass
@@ -245,7 +238,7 @@ class SyntheticUpdates:
         """Return the turn unchanged."""
         return turn
 
-    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         """Return a reply with one frame for each segment, or with an evaluation alone."""
         assignment = delivery.assignment
         self.sequence += 1
@@ -295,62 +288,62 @@ StepSeconds = Callable[[Assignment], float]
 
 
 @dataclass(frozen=True)
-class Made:
-    """Holds a reply that the fleet has not fetched yet."""
+class PendingReply:
+    """A reply that was made and that the fleet has not taken yet."""
 
     assignment_id: str
     reply: Reply
     body: bytes
-    took_s: float
+    duration_s: float
 
 
 @dataclass
-class Trained:
-    """Does the work of one client. `step_s` returns the seconds of each step for an assignment.
+class TrainingWork:
+    """The work of one client that really trains; `step_s` returns the seconds of each step for an assignment.
 
-    If an assignment is withdrawn, its update returns to the residual, as if it had not been made. The time for encoding
-    and upload is measured when the reply leaves, so that partial work leaves time for both.
+    If an assignment is withdrawn, its update is restored into the residual, as after a dropped update. The seconds of
+    encoding and upload are recorded when the reply leaves, so that partial work leaves time for both.
     """
 
     handler: AssignmentHandler
     executor: VirtualClockExecutor
     step_s: StepSeconds
-    _made: Made | None = field(init=False, default=None)
+    _pending: PendingReply | None = field(init=False, default=None)
     _withdrawn: list[UpdateId] = field(init=False, default_factory=list)
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
         """Train for an assignment; return its turn with the seconds that the training took."""
-        if self._made is None or self._made.assignment_id != delivery.assignment.assignment_id:
+        if self._pending is None or self._pending.assignment_id != delivery.assignment.assignment_id:
             self._withdraw()
-            self._made = self._worked(delivery, turn.download_s)
-        return replace(turn, compute_s=self._made.took_s)
+            self._pending = self._train(delivery, turn.download_s)
+        return replace(turn, compute_s=self._pending.duration_s)
 
-    def answer(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
         """Return the reply to an assignment, and record how long its encoding and upload take."""
         self.begin(delivery, turn)
-        made, self._made = self._made, None
-        assert made is not None
-        self.handler.delivered(made.reply, turn.encode_s + turn.sending_s(len(made.body)))
-        return made.reply, made.body
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        self.handler.delivered(pending.reply, turn.encode_s + turn.sending_s(len(pending.body)))
+        return pending.reply, pending.body
 
-    def _worked(self, delivery: Delivery, download_s: float) -> Made:
+    def _train(self, delivery: Delivery, download_s: float) -> PendingReply:
         assignment, began = delivery.assignment, self.executor.clock.now()
-        back = tuple(UpdateOutcome(update_id, "dropped") for update_id in self._withdrawn)
+        dropped = tuple(UpdateOutcome(update_id, "dropped") for update_id in self._withdrawn)
         self.executor.step_s = self.step_s(assignment)
-        assigned = replace(
-            delivery, assignment=replace(assignment, outcomes=(*assignment.outcomes, *back)), download_s=download_s
+        with_outcomes = replace(
+            delivery, assignment=replace(assignment, outcomes=(*assignment.outcomes, *dropped)), download_s=download_s
         )
-        reply, file = self.handler.answer(assigned, lambda: False, lambda line: None)
+        reply, file = self.handler.answer(with_outcomes, lambda: False, lambda line: None)
         body = self.handler.kept[assignment.run][0].body(file) if file else b""
         self._withdrawn = []
-        return Made(
+        return PendingReply(
             assignment.assignment_id, reply, body if isinstance(body, bytes) else b"", self.executor.clock.now() - began
         )
 
     def _withdraw(self) -> None:
-        if self._made is not None and isinstance(self._made.reply, ReplyHeader):
-            self._withdrawn.append(self._made.reply.update_id)
-        self._made = None
+        if self._pending is not None and isinstance(self._pending.reply, ReplyHeader):
+            self._withdrawn.append(self._pending.reply.update_id)
+        self._pending = None
 
 
 class Training:
@@ -365,7 +358,7 @@ class Training:
         use_threads(0, self.executor.layout.size)
         self._admission, self._bases = AdmissionController(), BaseModelCache()
 
-    def client(self, index: int, step_s: StepSeconds) -> Trained:
+    def client(self, index: int, step_s: StepSeconds) -> TrainingWork:
         """Return the work of client `index`."""
         population, name, executor = self.population, self.population.name(index), VirtualClockExecutor(self.executor)
         environment = HandlerEnvironment(
@@ -373,4 +366,4 @@ class Training:
         )
         folder, client = population.folder / name, population.client_info(index)
         handler = AssignmentHandler(executor, folder, client, self._admission, environment=environment)
-        return Trained(handler, executor, step_s)
+        return TrainingWork(handler, executor, step_s)

@@ -1,7 +1,7 @@
-"""Simulates a fleet on a virtual clock whose devices follow scripts: nothing sleeps, and nothing is random or left out.
+"""A discrete-event simulation of a fleet: its devices follow scripts on a virtual clock, and nothing sleeps.
 
-It is a LocalFleet, so an aggregator sees what the invariants of core/fleet.py promise. When the aggregator polls, the
-clock moves on to the next event of a device. An hour of rounds takes as long as its aggregation.
+`ScriptedFleet` is a `LocalFleet`, so it keeps the invariants of core/fleet.py. When the aggregator polls, the clock
+advances to the next event of a device. An hour of rounds takes only as long as its aggregation.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from thinwire.core.fleet import SECURE_PARTS, Arrival, Delivery, Envelope, Hello
 from thinwire.core.protocol import without_facts
 from thinwire.core.types import Assignment, Failure, PhaseReply, Timings
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
-from thinwire.simulation.scripted_device import Kept, ScriptedDevice, Turn
+from thinwire.simulation.scripted_device import OutboxEntry, ScriptedDevice, Turn
 
 
 @dataclass(frozen=True)
 class ScheduledEvent:
-    """Holds a scheduled event of a device: a method of the fleet, and the device's `life` it belongs to (None: any)."""
+    """A scheduled event of a device: a method of the fleet (`step`) and its arguments (`given`).
+
+    The event is skipped if the device has restarted since: if its `restarts` differ. None: it is never skipped.
+    """
 
     step: Callable[..., None]
     device: ScriptedDevice
-    life: int | None
+    restarts: int | None
     given: tuple[Any, ...]
 
 
@@ -49,178 +52,177 @@ class ScriptedFleet(LocalFleet):
         super().__init__(spool, clock)
         self.virtual, self.report, self.grace_s = clock, report, grace_s
         self.devices: dict[str, ScriptedDevice] = {}
-        self._timetable = EventQueue[ScheduledEvent](clock)
+        self._events = EventQueue[ScheduledEvent](clock)
         for device in devices:
             self.add(device)
 
     def add(self, device: ScriptedDevice) -> None:
-        """Add a device, which connects and disconnects as its script says."""
+        """Add a device, and schedule when it connects and when it crashes."""
         self.devices[device.name] = device
-        gone = sorted(device.away)
-        if not gone or gone[0][0] > 0:
-            self.come(device.name)
-        for since, until in gone:
-            self.die(device.name, since - self.virtual.now())
-            self.come(device.name, until - self.virtual.now())
+        spans = sorted(device.offline)
+        if not spans or spans[0][0] > 0:
+            self.connect(device.name)
+        for since, until in spans:
+            self.crash(device.name, since - self.virtual.now())
+            self.connect(device.name, until - self.virtual.now())
 
-    def come(self, name: str, after_s: float = 0.0) -> None:
-        """Schedule that a device connects."""
-        self._timetable.put(after_s, ScheduledEvent(ScriptedFleet._come, self.devices[name], None, ()))
+    def connect(self, name: str, after_s: float = 0.0) -> None:
+        """Schedule the connection of a device in `after_s` seconds."""
+        self._events.put(after_s, ScheduledEvent(ScriptedFleet._connect, self.devices[name], None, ()))
 
-    def die(self, name: str, after_s: float = 0.0) -> None:
-        """Schedule that a device crashes: its outbox survives on its disk, but its work in progress is lost."""
-        self._timetable.put(after_s, ScheduledEvent(ScriptedFleet._die, self.devices[name], None, ()))
+    def crash(self, name: str, after_s: float = 0.0) -> None:
+        """Schedule the crash of a device: its outbox survives on its disk, but its work in progress is lost."""
+        self._events.put(after_s, ScheduledEvent(ScriptedFleet._crash, self.devices[name], None, ()))
 
     def restart(self, spool: Spool | None = None) -> Self:
-        """Return the fleet of a restarted aggregator, with the same spool files and devices; no time has passed for the
-        devices.
+        """Return the fleet of a restarted aggregator, with the same spool files and devices.
 
-        Connected devices connect again. The new fleet knows nothing about the others.
+        No time passes for the devices. Connected devices connect again. The new fleet knows nothing about the others.
         """
-        again = type(self)(spool or self.spool, self.virtual, self.report, (), self.grace_s)
-        again.devices, again._timetable = self.devices, self._timetable
-        again._live = {name: link for name, link in self._live.items() if not link.closed}
-        for link in again._live.values():
-            link.fleet = again
+        restarted = type(self)(spool or self.spool, self.virtual, self.report, (), self.grace_s)
+        restarted.devices, restarted._events = self.devices, self._events
+        restarted._links = {name: link for name, link in self._links.items() if not link.closed}
+        for link in restarted._links.values():
+            link.fleet = restarted
         for device in self.devices.values():
             if device.link is not None:
-                again.join(device.link, self._hello(device))
-        return again
+                restarted.connect_link(device.link, self._hello(device))
+        return restarted
 
     def send(self, assignments: Sequence[Envelope]) -> None:
-        """Send assignments, and the replies that were kept back until their round."""
+        """Send assignments; a device that is idle pulls its own at once."""
         super().send(assignments)
         for envelope in assignments:
             if envelope.device in self.devices:
-                self._after(0.0, ScriptedFleet._look, self.devices[envelope.device])
+                self._after(0.0, ScriptedFleet._pull, self.devices[envelope.device])
 
     def revoke_access(self, devices: Sequence[str]) -> None:
         """Revoke devices, and disconnect them."""
         super().revoke_access(devices)
         for name in devices:
             if name in self.devices:
-                self._die(self.devices[name])
+                self._crash(self.devices[name])
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         """Return what has arrived; if nothing has, move the clock to the next arrival, by at most `wait_s`."""
         until = self.virtual.now() + wait_s
-        while self._timetable.next_at <= (self.virtual.now() if self._inbox else until):
-            with self._timetable.taken() as due:  # if the aggregator crashes here, the event happens again
-                if due.life in (None, due.device.life):
+        while self._events.next_at <= (self.virtual.now() if self._inbox else until):
+            with self._events.handle_next() as due:  # if the aggregator crashes here, the event happens again
+                if due.restarts in (None, due.device.restarts):
                     due.step(self, due.device, *due.given)
         return super().poll(max(0.0, until - self.virtual.now()))
 
     def _after(self, seconds: float, step: Callable[..., None], device: ScriptedDevice, *given: Any) -> None:
-        """Schedule a step of a device, which does not happen if the device crashes first."""
-        self._timetable.put(seconds, ScheduledEvent(step, device, device.life, given))
+        """Schedule a step of a device; it is skipped if the device crashes first."""
+        self._events.put(seconds, ScheduledEvent(step, device, device.restarts, given))
 
-    # What happens to a device.
+    # The events of a device.
 
     def _hello(self, device: ScriptedDevice) -> Hello:
         tasks = () if self.report is None else (self.report,)
-        plans, process = tuple(sorted(device.plans)), f"{device.name}-{device.life}"
+        plans, process = tuple(sorted(device.plans)), f"{device.name}-{device.restarts}"
         return Hello(device.name, process, tasks, plans=plans, secure=SECURE_PARTS[:2])  # without a pinned roster
 
-    def _come(self, device: ScriptedDevice) -> None:
+    def _connect(self, device: ScriptedDevice) -> None:
         if device.link is not None:
             return
-        self._live.pop(device.name, None)  # its last process, if the fleet has not reported its end yet
+        self._links.pop(device.name, None)  # its last process, if the fleet has not reported its end yet
         device.link = LocalLink(self, device.name)
         device.link.hello(self._hello(device))
-        for kept in device.outbox.values():
-            if not kept.pushed:
-                self._upload(device, kept)
-        self._after(0.0, ScriptedFleet._look, device)
+        for entry in device.outbox.values():
+            if not entry.pushed:
+                self._upload(device, entry)
+        self._after(0.0, ScriptedFleet._pull, device)
 
-    def _die(self, device: ScriptedDevice) -> None:
+    def _crash(self, device: ScriptedDevice) -> None:
         if device.link is None:
             return
         device.link.closed, device.link, device.busy = True, None, False
-        device.sent_by = 0.0
-        device.life += 1
-        self._after(self.grace_s, ScriptedFleet._left, device)
+        device.uploads_end_at = 0.0
+        device.restarts += 1
+        self._after(self.grace_s, ScriptedFleet._report_offline, device)
 
-    def _left(self, device: ScriptedDevice) -> None:
-        if (link := self._live.get(device.name)) is not None and link.closed:
-            self.leave(link)
+    def _report_offline(self, device: ScriptedDevice) -> None:
+        if (link := self._links.get(device.name)) is not None and link.closed:
+            self.disconnect_link(link)
 
-    def _look(self, device: ScriptedDevice) -> None:
+    def _pull(self, device: ScriptedDevice) -> None:
         """Begin the next assignment if there is one and the device is idle."""
         if device.busy or device.link is None or (delivery := device.link.pull(0.0)) is None:
             return
         assignment = delivery.assignment
         if assignment.kind == "stop":
-            device.hear(assignment)
+            device.receive(assignment)
             device.outbox.clear()
         elif assignment.assignment_id in device.outbox:
             if device.outbox[assignment.assignment_id].pushed:
                 self._upload(device, device.outbox[assignment.assignment_id])
         else:
             self._begin(device, delivery)
-        self._after(0.0, ScriptedFleet._look, device)
+        self._after(0.0, ScriptedFleet._pull, device)
 
     def _begin(self, device: ScriptedDevice, delivery: Delivery) -> None:
         assignment, turn = delivery.assignment, device.turn(delivery.assignment)
         if turn.lost == "assignment":
             return
-        if not device.hear(assignment):
+        if not device.receive(assignment):
             self._fail(device, assignment, "need-plan", "")
             return
         device.busy, turn = True, device.work.begin(delivery, turn)
-        self._after(turn.download_s + turn.compute_s + turn.encode_s, ScriptedFleet._work, device, delivery, turn)
+        self._after(turn.download_s + turn.compute_s + turn.encode_s, ScriptedFleet._end_work, device, delivery, turn)
 
-    def _work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
+    def _end_work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
         """End the work on an assignment: make its reply, or the failure that the script gives."""
         assert device.link is not None
         assignment, device.busy = delivery.assignment, False
-        self._after(0.0, ScriptedFleet._look, device)
+        self._after(0.0, ScriptedFleet._pull, device)
         if assignment.assignment_id in device.link.cancelled():
             return
         if turn.failure is not None:
             self._fail(device, assignment, *turn.failure)
             return
-        header, body = device.work.answer(delivery, turn)
+        header, body = device.work.finish(delivery, turn)
         assert not isinstance(header, PhaseReply), "no script has a secure round"
         if isinstance(header, Failure):
             self._fail(device, assignment, header.kind, header.text)
             return
         timings = Timings(turn.download_s, 0.0, 0.0, turn.compute_s, turn.encode_s)
-        if header != without_facts(header):  # else it tells no times
+        if header != without_facts(header):  # a protected reply has no times
             header = replace(header, timings=timings)
-        kept = device.outbox[assignment.assignment_id] = Kept(delivery, turn, header, body)
-        self._made(device, kept)
+        entry = device.outbox[assignment.assignment_id] = OutboxEntry(delivery, turn, header, body)
+        self._begin_upload(device, entry)
 
-    def _made(self, device: ScriptedDevice, kept: Kept) -> None:
+    def _begin_upload(self, device: ScriptedDevice, entry: OutboxEntry) -> None:
         """Begin the upload of a reply, unless it is lost."""
-        if kept.turn.lost != "answer":
+        if entry.turn.lost != "reply":
             device.busy = not device.overlaps
-            self._upload(device, kept)
+            self._upload(device, entry)
 
-    def _upload(self, device: ScriptedDevice, kept: Kept) -> None:
-        seconds = kept.upload_s
+    def _upload(self, device: ScriptedDevice, entry: OutboxEntry) -> None:
+        seconds = entry.upload_s
         if device.overlaps:
-            device.sent_by = max(device.sent_by, self.virtual.now()) + seconds
-            seconds = device.sent_by - self.virtual.now()
-        self._after(seconds, ScriptedFleet._send, device, kept.assignment_id)
+            device.uploads_end_at = max(device.uploads_end_at, self.virtual.now()) + seconds
+            seconds = device.uploads_end_at - self.virtual.now()
+        self._after(seconds, ScriptedFleet._end_upload, device, entry.assignment_id)
 
-    def _send(self, device: ScriptedDevice, assignment_id: str) -> None:
+    def _end_upload(self, device: ScriptedDevice, assignment_id: str) -> None:
         """End an upload: the last byte of the reply has arrived."""
         if not device.overlaps:
             device.busy = False
-        self._after(0.0, ScriptedFleet._look, device)
-        if device.link is None or (kept := device.outbox.get(assignment_id)) is None:
+        self._after(0.0, ScriptedFleet._pull, device)
+        if device.link is None or (entry := device.outbox.get(assignment_id)) is None:
             return
-        self._hand_over(device.link, kept)
-        kept.pushed = True
-        if not kept.header.parts:
+        self._deliver(device.link, entry)
+        entry.pushed = True
+        if not entry.header.parts:
             del device.outbox[assignment_id]  # an evaluation has no outcome
 
-    def _hand_over(self, link: LocalLink, kept: Kept) -> None:
-        self.take(link, kept.header, kept.body, kept.upload_s)
+    def _deliver(self, link: LocalLink, entry: OutboxEntry) -> None:
+        self.receive(link, entry.header, entry.body, entry.upload_s)
 
     def _fail(self, device: ScriptedDevice, assignment: Assignment, kind: str, text: str) -> None:
         assert device.link is not None
-        self.take(device.link, Failure(kind, text, assignment.assignment_id, device.name), None)
+        self.receive(device.link, Failure(kind, text, assignment.assignment_id, device.name), None)
 
 
 T = TypeVar("T")
@@ -228,7 +230,7 @@ T = TypeVar("T")
 
 @dataclass(order=True)
 class Entry(Generic[T]):
-    """Holds something scheduled for the time `at` on the clock; its `number` is the order of scheduling."""
+    """An entry of an `EventQueue`: the event `what` at the time `at`; `number` is the order of scheduling."""
 
     at: float
     number: int
@@ -236,16 +238,16 @@ class Entry(Generic[T]):
 
 
 class EventQueue(Generic[T]):
-    """Holds a queue of events on a virtual clock, soonest first; events of the same time keep the order of scheduling.
+    """A priority queue of events on a virtual clock; events of the same time keep the order of scheduling.
 
     Invariant: no exception loses an event. If an exception is raised while an event is handled, that event is the next
     one again.
 
     >>> clock = VirtualClock()
-    >>> table = EventQueue(clock)
-    >>> table.put(2.0, "late"), table.put(1.0, "early"), table.next_at
+    >>> queue = EventQueue(clock)
+    >>> queue.put(2.0, "late"), queue.put(1.0, "early"), queue.next_at
     (None, None, 1.0)
-    >>> with table.taken() as what:
+    >>> with queue.handle_next() as what:
     ...     print(what, clock.now())
     early 1.0
     """
@@ -265,9 +267,10 @@ class EventQueue(Generic[T]):
         return self._entries[0].at if self._entries else math.inf
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[T]:
-        """Take the next event, and move the clock on to its time unless that has passed; raise `IndexError` if there is
-        none.
+    def handle_next(self) -> Iterator[T]:
+        """Yield the next event, with the clock advanced to its time, and remove it if its handling raised nothing.
+
+        Raise `IndexError` if there is no event.
         """
         entry = heapq.heappop(self._entries)
         self._clock.advance(max(0.0, entry.at - self._clock.now()))

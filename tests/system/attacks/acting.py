@@ -89,6 +89,6 @@ def _act(
 
 
 def _answer(link: Link, delivery: Delivery, made: SyntheticUpdates, bundle: Path) -> None:
-    reply, body = made.answer(delivery, Turn())
+    reply, body = made.finish(delivery, Turn())
     bundle.write_bytes(body)
     link.push(reply, bundle if isinstance(reply, ReplyHeader) and body else None)

@@ -134,7 +134,7 @@ class Devices:
                         pass  # its round stays open
                     assignment_id = delivery.assignment.assignment_id
                     reply, body = replied.setdefault(
-                        assignment_id, replied.get(assignment_id) or made.answer(delivery, Turn())
+                        assignment_id, replied.get(assignment_id) or made.finish(delivery, Turn())
                     )
                     bundle = self._folder(name) / "update"
                     bundle.write_bytes(body)

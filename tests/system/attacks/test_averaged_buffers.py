@@ -35,8 +35,8 @@ class Sensing(SyntheticUpdates):
 
     buffers: list[float] = field(default_factory=list)
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, turn)
         if not isinstance(header, ReplyHeader) or not header.parts:
             return header, body
         sent = encode_buffers(LAYOUT, np.array(self.buffers, np.float32))

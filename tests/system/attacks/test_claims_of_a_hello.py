@@ -80,8 +80,8 @@ def test_figures_of_a_link_are_finite() -> None:
 class Naming(SyntheticUpdates):
     """Names the codec of its update at great length."""
 
-    def answer(self, delivery: Any, turn: Turn) -> Any:
-        reply, body = super().answer(delivery, turn)
+    def finish(self, delivery: Any, turn: Turn) -> Any:
+        reply, body = super().finish(delivery, turn)
         return (replace(reply, codec="c" * 90_000) if isinstance(reply, ReplyHeader) else reply), body
 
 

@@ -33,8 +33,8 @@ class Saying(SyntheticUpdates):
 
     says: Callable[[Assignment], Metrics] = lambda assignment: {}
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, turn)
         assert isinstance(header, ReplyHeader)
         header.metrics.update(self.says(delivery.assignment))  # type: ignore[attr-defined]  # MadeUp's is a dict
         return header, body
@@ -107,8 +107,8 @@ def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path
 class Only(Saying):
     """Says these metrics and no others, of the last model too; without any it has no test data."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = SyntheticUpdates.answer(self, delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = SyntheticUpdates.finish(self, delivery, turn)
         assert isinstance(header, ReplyHeader)
         return replace(header, metrics=self.says(delivery.assignment)), body
 

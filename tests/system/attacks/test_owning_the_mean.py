@@ -24,8 +24,8 @@ class Boasting(SyntheticUpdates):
 
     a: float = 0.0
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().answer(delivery, turn)
+    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, turn)
         assert isinstance(header, ReplyHeader)
         return (replace(header, a=self.a) if self.a and header.parts else header), body
 

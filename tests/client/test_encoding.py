@@ -81,16 +81,16 @@ def test_with_ef21_a_reference_of_an_earlier_assignment_begins_again_and_what_wa
     fresh = Aggregator(tmp_path / "fresh", task_of(), aggregator.plan)
     _, expected = fresh.answer(fresh.handler(), fresh.assign(3))
     assert bundle.read_bytes() == expected.read_bytes()
-    state = handler.kept[RUN][1]
+    state = handler.runs[RUN][1]
     assert (state.references_from, [entry.round for entry in state.outbox]) == (3, [3])
     aggregator.answer(handler, aggregator.assign(4, references_from=3))
-    assert [entry.round for entry in handler.kept[RUN][1].outbox] == [3, 4]
+    assert [entry.round for entry in handler.runs[RUN][1].outbox] == [3, 4]
 
 
 def test_with_ef21_a_device_that_lost_what_it_sent_says_so_and_does_not_begin_again(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
     handler = aggregator.handler()
-    handler.welcomed({RUN: 3})
+    handler.continue_sequences({RUN: 3})
     reply, bundle = aggregator.answer(handler, aggregator.assign())
     assert isinstance(reply, Failure)
     assert (reply.kind, bundle) == ("state-lost", None)

@@ -353,7 +353,7 @@ def test_what_another_plan_left_of_the_records_is_in_no_gradient(
     device.start()
     device.aggregator.plan = RunPlan.parse(TEXT.replace('"example"', '"local"').replace("records = 32\n", ""))
     assert device.rule(1, codec="identity") == ""
-    (_, state) = device.handler.kept["small-1"]
+    (_, state) = device.handler.runs["small-1"]
     assert state.buffers is not None
     assert state.buffers[0] > 0, "the first plan left something"
     device.aggregator.plan = PLAN

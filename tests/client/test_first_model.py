@@ -41,13 +41,13 @@ def test_a_client_that_starts_again_sends_it_again_until_it_has_arrived_and_neve
     aggregator = assigned(tmp_path, text)
     handler, header = given(aggregator)
     handler.save(aggregator.said.append)
-    ((again, bundle),) = aggregator.handler().unsent()
+    ((again, bundle),) = aggregator.handler().unsent_replies()
     assert again == header and bundle is not None and bundle.stat().st_size == header.payload_bytes
-    handler.delivered(header, upload_s=1.0)
+    handler.mark_delivered(header, upload_s=1.0)
     handler.save(aggregator.said.append)
-    assert handler.unsent() == [] and on_disk(aggregator) == []
+    assert handler.unsent_replies() == [] and on_disk(aggregator) == []
     restarted = aggregator.handler()
-    assert restarted.unsent() == []
+    assert restarted.unsent_replies() == []
     later, _ = aggregator.answer(restarted, aggregator.assign())
     assert later.update_id.sequence == header.update_id.sequence + 1, "no id is used twice"
 
@@ -56,9 +56,9 @@ def test_one_that_arrived_before_the_client_could_note_it_is_sent_once_more(tmp_
     aggregator = assigned(tmp_path)
     _, header = given(aggregator)  # it is killed here: what it pushed it does not know
     restarted = aggregator.handler()
-    ((again, _),) = restarted.unsent()
-    restarted.delivered(again)
-    assert again == header and aggregator.handler().unsent() == []
+    ((again, _),) = restarted.unsent_replies()
+    restarted.mark_delivered(again)
+    assert again == header and aggregator.handler().unsent_replies() == []
 
 
 def test_on_a_full_disk_it_goes_with_the_next_commit(tmp_path: Path) -> None:
@@ -71,12 +71,12 @@ def test_on_a_full_disk_it_goes_with_the_next_commit(tmp_path: Path) -> None:
 
     handler, header = given(aggregator, write=write)
     full.append(True)
-    handler.delivered(header)
+    handler.mark_delivered(header)
     full.clear()
-    assert aggregator.handler().unsent() != [], "as far as the disk knows"
+    assert aggregator.handler().unsent_replies() != [], "as far as the disk knows"
     aggregator.answer(handler, aggregator.assign())
-    assert [entry.file for entry in handler.kept[RUN][1].outbox] == on_disk(aggregator)
-    assert all(sent.assignment_id != header.assignment_id for sent, _ in aggregator.handler().unsent())
+    assert [entry.file for entry in handler.runs[RUN][1].outbox] == on_disk(aggregator)
+    assert all(sent.assignment_id != header.assignment_id for sent, _ in aggregator.handler().unsent_replies())
 
 
 def test_it_goes_into_no_residual_whatever_is_said_of_it(tmp_path: Path) -> None:

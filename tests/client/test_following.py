@@ -14,7 +14,7 @@ from thinwire.aggregation.control_variates import Scaffold, algorithm_of, own_se
 from thinwire.aggregation.downlink import write_model
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import parts_of
-from thinwire.client.run_state import waiting_folder
+from thinwire.client.run_state import write_behind_folder
 from thinwire.compression import parse
 from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost
@@ -57,7 +57,7 @@ class Other(Aggregator):
 
 
 def own(handler: AssignmentHandler) -> Vector:
-    kept = handler.kept[RUN][1].own
+    kept = handler.runs[RUN][1].own
     assert kept is not None
     return kept
 
@@ -198,7 +198,7 @@ def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path,
 
         rounds(other, other.handler(), [()])
         assigned = other.assign(2, outcomes=[(1, told)])
-        other.answer(other.handler(folders=lambda place, run: waiting_folder(place, run, write=write)), assigned)
+        other.answer(other.handler(folders=lambda place, run: write_behind_folder(place, run, write=write)), assigned)
         after = other.handler()
         _, body = other.answer(after, assigned)
         return body.read_bytes(), own(after).tobytes()

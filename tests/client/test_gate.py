@@ -168,8 +168,8 @@ def test_an_assignment_that_was_withdrawn_is_counted_again(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
     delivery = device.aggregator.assign(1)
     with pytest.raises(Cancelled):
-        device.handler.answer(delivery, lambda: True, print)
-    device.handler.withdrawn(delivery.assignment)
+        device.handler.handle(delivery, lambda: True, print)
+    device.handler.mark_withdrawn(delivery.assignment)
     assert device.rule(1) == "rounds_a_day"
 
 
@@ -206,7 +206,7 @@ def test_an_overlapping_assignment_that_comes_again_while_its_answer_is_made_doe
     assert isinstance(begun, Begun)
     with pytest.raises(Cancelled):
         device.handler.begin(delivery, lambda: False, print)
-    device.handler.withdrawn(delivery.assignment)
+    device.handler.mark_withdrawn(delivery.assignment)
     kept = json.loads(device.counts.read_text())
     assert (kept["open"], kept["ended"]) == ({"train": [key_of(delivery.assignment)]}, {})
     assert isinstance(device.handler.finish(begun)[0], ReplyHeader)

@@ -38,7 +38,7 @@ def decoded(aggregator: Aggregator, header: ReplyHeader, bundle) -> np.ndarray:
 
 
 def residual(handler: AssignmentHandler) -> np.ndarray:
-    found = handler.kept[RUN][1].residual
+    found = handler.runs[RUN][1].residual
     assert found is not None
     return found
 
@@ -126,7 +126,7 @@ def test_an_assignment_that_was_answered_gets_the_same_bytes_from_this_process_a
     body = bundle.read_bytes()
     assert aggregator.answer(handler, aggregator.assign()) == (header, bundle)
     later = aggregator.handler()
-    assert later.unsent() == [(header, bundle)]
+    assert later.unsent_replies() == [(header, bundle)]
     assert aggregator.answer(later, aggregator.assign()) == (header, bundle)
     assert bundle.read_bytes() == body
 
@@ -145,19 +145,19 @@ def test_aggregated_is_forgotten_and_dropped_goes_back_into_the_residual_once(tm
     assert not bundle.exists()
 
 
-@pytest.mark.parametrize(("plan", "more"), [({}, ""), (SPARSE, ", it goes into the next one")])
+@pytest.mark.parametrize(("plan", "more"), [({}, ""), (SPARSE, " and added to the residual")])
 def test_what_became_of_a_dropped_update_is_said(tmp_path, plan, more):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**plan))
     handler = aggregator.handler()
     aggregator.answer(handler, aggregator.assign())
     aggregator.answer(handler, aggregator.assign(2, outcomes=[(1, "dropped")]))
-    assert f"round 1: its update was not used{more}" in aggregator.said
+    assert f"round 1: its update was dropped{more}" in aggregator.said
 
 
 def test_the_sequence_goes_on_above_what_the_aggregator_has_seen(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
     handler = aggregator.handler()
-    handler.welcomed({RUN: 9})
+    handler.continue_sequences({RUN: 9})
     header, _ = aggregator.answer(handler, aggregator.assign())
     assert header.update_id.sequence == 10
 
@@ -183,8 +183,8 @@ def test_an_evaluation_answers_with_metrics_and_no_parts(tmp_path):
     handler = aggregator.handler()
     header, bundle = aggregator.answer(handler, aggregator.assign(kind="evaluate"))
     assert (header.parts, bundle, header.a, header.examples) == ((), None, 0.0, 6)
-    handler.delivered(header)
-    assert handler.unsent() == []
+    handler.mark_delivered(header)
+    assert handler.unsent_replies() == []
 
 
 def test_running_statistics_travel_as_a_frame_and_counters_in_the_header(tmp_path):
@@ -203,7 +203,7 @@ def test_statistics_that_are_not_averaged_stay_here(tmp_path, buffers):
     handler = aggregator.handler()
     header, _ = aggregator.answer(handler, aggregator.assign())
     assert ([part.name for part in header.parts], header.counters) == (["frame/0"], {})
-    kept = handler.kept[RUN][1].buffers
+    kept = handler.runs[RUN][1].buffers
     assert (kept is not None) == (buffers == "local")
 
 

@@ -71,11 +71,11 @@ def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     handler = aggregator.handler()
     aggregator.answer(handler, aggregator.assign())
-    before = handler.kept[RUN][1]
+    before = handler.runs[RUN][1]
     broken = AssignmentHandler(task_of(loss=nan_loss), tmp_path / "device", handler.client)
     failure, _ = aggregator.answer(broken, aggregator.assign(2))
     assert failure.kind == "non-finite"
-    assert broken.unsent() == [(e.header, handler.kept[RUN][0].path(e)) for e in before.outbox]
+    assert broken.unsent_replies() == [(e.header, handler.runs[RUN][0].path(e)) for e in before.outbox]
 
 
 def test_a_change_that_is_not_finite_is_a_failure(tmp_path):

@@ -165,7 +165,7 @@ def test_a_reply_is_booked_before_the_data_are_read_and_has_nothing_but_the_nois
 def test_no_number_of_the_update_before_its_noise_is_kept(tmp_path: Path) -> None:
     device = Local(tmp_path, text="[uplink]\ncodec = 'topk(0.5)'\nfeedback = 'none'")
     assert device.rule(1, codec="topk(0.5)") == ""
-    _, state = device.handler.kept.opened("small-1", print, "")
+    _, state = device.handler.runs.open("small-1", print, "")
     assert (state.residual, state.momentum, state.codec_arrays, state.pending) == (None, None, {}, {})
 
 

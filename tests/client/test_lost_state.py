@@ -50,7 +50,7 @@ def lose(aggregator: Aggregator, how: str) -> AssignmentHandler:
     if how == "older":
         shutil.copytree(copy, runs)
     again = aggregator.handler()
-    again.welcomed({RUN: 3})
+    again.continue_sequences({RUN: 3})
     return again
 
 
@@ -58,7 +58,7 @@ def lose(aggregator: Aggregator, how: str) -> AssignmentHandler:
 def test_it_begins_at_zero_above_what_was_seen_and_tells_so_once(tmp_path, how):
     aggregator = device(tmp_path / "lost")
     handler = lose(aggregator, how)
-    assert handler.unsent(aggregator.said.append) == []
+    assert handler.unsent_replies(aggregator.said.append) == []
     header, body = answered(aggregator, handler, 4)
     assert (header.lost, header.update_id.sequence) == (how, 4)
     assert body == fresh_bytes(tmp_path / "fresh", 4), "it begins with no residual"
@@ -70,7 +70,7 @@ def test_it_is_told_by_the_first_update_also_when_another_process_makes_that(tmp
     handler = lose(aggregator, "older")
     assert answered(aggregator, handler, 4, kind="evaluate")[0].lost == ""
     again = aggregator.handler()
-    again.welcomed({RUN: 4})
+    again.continue_sequences({RUN: 4})
     assert answered(aggregator, again, 5)[0].lost == "older"
     assert answered(aggregator, aggregator.handler(), 6)[0].lost == ""
 
@@ -79,8 +79,8 @@ def test_who_has_sent_nothing_that_this_disk_does_not_know_has_lost_nothing(tmp_
     aggregator = device(tmp_path)
     header, _ = answered(aggregator, aggregator.handler(), 1)
     again = aggregator.handler()
-    again.welcomed({RUN: 1})
-    assert again.unsent()[0][0] == header
+    again.continue_sequences({RUN: 1})
+    assert again.unsent_replies()[0][0] == header
     assert answered(aggregator, again, 2)[0].lost == ""
 
 
@@ -95,7 +95,7 @@ def test_with_ef21_a_device_whose_state_is_older_does_not_take_part(tmp_path):
     handler = lose(aggregator, "older")
     answered(aggregator, handler, 4, kind="evaluate")  # which makes its number the newest
     again = aggregator.handler()
-    again.welcomed({RUN: 4})
+    again.continue_sequences({RUN: 4})
     reply, _ = aggregator.answer(again, aggregator.assign(5))
     assert isinstance(reply, Failure)
     assert reply.kind == "state-lost"

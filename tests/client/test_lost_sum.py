@@ -22,7 +22,7 @@ def without_state(other: Other, seen: int) -> AssignmentHandler:
     if runs.exists():
         shutil.rmtree(runs)
     handler = other.handler()
-    handler.welcomed({RUN: seen})
+    handler.continue_sequences({RUN: seen})
     return handler
 
 
@@ -41,7 +41,7 @@ def test_a_device_that_lost_it_says_so_and_does_not_begin_again(tmp_path, algori
     assert (reply.kind, algorithm in reply.text) == ("state-lost", True)
     fresh = Other(tmp_path / "fresh", task_of(), other.plan)
     handler = fresh.handler()
-    handler.welcomed({RUN: 1})
+    handler.continue_sequences({RUN: 1})
     assert fresh.answer(handler, fresh.assign(2))[0].kind == "state-lost"
 
 
@@ -87,5 +87,5 @@ def test_a_loss_of_which_no_assignment_says_when_it_was_is_missed(tmp_path, algo
     shutil.rmtree(runs)
     shutil.copytree(copy, runs)
     handler = other.handler()
-    handler.welcomed({RUN: 2})
+    handler.continue_sequences({RUN: 2})
     assert kind(other, handler, 4, 3) == "state-lost"

@@ -59,7 +59,7 @@ def test_it_has_nothing_of_ours_and_gives_the_same_bits(
     assert {"python", "numpy", "torch"} <= set(elsewhere.worker.versions)
     here = Aggregator(tmp_path / "here", load_task(elsewhere.spec), elsewhere.aggregator.plan)
     try:
-        header, bundle = elsewhere.handler().answer(
+        header, bundle = elsewhere.handler().handle(
             elsewhere.aggregator.assign(1), lambda: False, elsewhere.said.append
         )
     finally:

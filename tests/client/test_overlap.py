@@ -30,7 +30,7 @@ def ahead(aggregator, number, version=0, aggregated=(), dropped=(), params=None)
 
 
 def pending(handler):
-    return {int(n): change for n, change in handler.kept[RUN][1].pending.items()}
+    return {int(n): change for n, change in handler.runs[RUN][1].pending.items()}
 
 
 def seen_starts(handler):
@@ -90,7 +90,7 @@ def test_a_dropped_change_is_pending_no_more_and_what_was_sent_of_it_is_in_the_r
     begun = handler.begin(ahead(aggregator, 3, dropped=[1]), lambda: False, aggregator.said.append)
     assert isinstance(begun, Begun)
     assert starts[2].tobytes() == (first + pending(handler)[2]).tobytes()
-    folder, state = handler.kept[RUN]
+    folder, state = handler.runs[RUN]
     back = handler._apply_outcomes(handler._outcome_handler(begun.job, folder), state).residual
     np.testing.assert_allclose(back, before + sent, atol=1e-7)
 
@@ -160,7 +160,7 @@ def test_a_failure_is_told_in_its_turn_and_its_outcomes_count(tmp_path):
     broken.append("no")
     reply, _ = aggregator.answer(handler, ahead(aggregator, 2, version=1, aggregated=[(1, 1)]))
     assert isinstance(reply, Failure)
-    assert handler.kept[RUN][1].outbox == ()
+    assert handler.runs[RUN][1].outbox == ()
     aggregator.answer(handler, ahead(aggregator, 3, version=1, aggregated=[(1, 1)]))
     assert set(pending(handler)) == {2}
 

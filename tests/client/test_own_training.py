@@ -300,7 +300,7 @@ def test_a_worker_process_does_all_of_it(tmp_path: Path) -> None:
             assert (header.steps, header.examples) == (1, 24)
         elsewhere.worker.close()
         elsewhere.answer(handler, 3)  # a new process
-        state = handler.kept["small-1"][1].context
+        state = handler.runs["small-1"][1].context
         assert {name: array.tolist() for name, array in state.items()} == {"rounds": 3, "grid": [[3.0] * 3] * 2}
         elsewhere.wish("pass")
         assert "numpy arrays of numbers" in repr((elsewhere.answer(handler, 4), elsewhere.said))

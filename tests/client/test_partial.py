@@ -149,7 +149,7 @@ def test_who_is_known_to_come_late_whatever_it_does_works_for_as_long_as_that_co
     """Two and a half deadlines of 10 s, of five that it may be late by. With 9.5 s of upload `min_steps` are made."""
     aggregator, handler, delivery = answered(tmp_path, f'{PARTIAL}\nmin_steps = 3\n[cohort]\nlate = "{late}"')
     first, _ = aggregator.answer(handler, delivery)
-    handler.delivered(first, upload_s=upload_s)
+    handler.mark_delivered(first, upload_s=upload_s)
     header, _ = aggregator.answer(handler, aggregator.assign(2, deadline_s=10.0))
     assert (first.steps, header.steps) == (8, steps)
 
@@ -158,7 +158,7 @@ def test_one_slow_upload_makes_nobody_late_for_rounds(tmp_path):
     aggregator, handler, delivery = answered(tmp_path, f"{PARTIAL}\nmin_steps = 3")
     header, _ = aggregator.answer(handler, delivery)
     for number, upload_s in ((2, 20.0), (3, 0.2), (4, 0.2)):
-        handler.delivered(header, upload_s=upload_s)
+        handler.mark_delivered(header, upload_s=upload_s)
         header, _ = aggregator.answer(handler, aggregator.assign(number, deadline_s=10.0))
     assert header.steps == 3, "its p90 says that there is no time, and its best that there was"
 
@@ -167,16 +167,16 @@ def test_what_came_before_the_training_is_taken_off(tmp_path):
     aggregator, handler, delivery = answered(tmp_path, PARTIAL)
     handler._uplink_estimators["small-1"] = UplinkTimeEstimator()
     handler._uplink_estimators["small-1"].sending["identity"].append(0.0)
-    header, _ = handler.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
+    header, _ = handler.handle(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
     assert header.steps == 3
 
 
 def test_what_encoding_and_sending_took_before_is_taken_off(tmp_path):
     aggregator, handler, delivery = answered(tmp_path, PARTIAL)
     header, _ = aggregator.answer(handler, delivery)
-    handler.delivered(header, upload_s=4.0)
+    handler.mark_delivered(header, upload_s=4.0)
     after, _ = aggregator.answer(handler, aggregator.assign(2, deadline_s=10.0))
-    handler.delivered(after)  # cut on its way: it says nothing of the link
+    handler.mark_delivered(after)  # cut on its way: it says nothing of the link
     again, _ = aggregator.answer(handler, aggregator.assign(3, deadline_s=10.0))
     assert [header.steps, after.steps, again.steps] == [8, 5, 5]
 

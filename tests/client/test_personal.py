@@ -33,7 +33,7 @@ def device(folder: Path, globs: str = FEDPER, more: str = "", **options: Any) ->
 
 def kept(handler: AssignmentHandler) -> tuple[int, dict[str, Any]]:
     """The sequence of the last reply and the personal values that this disk holds."""
-    _, state = handler.kept.opened(RUN, lambda line: None)
+    _, state = handler.runs.open(RUN, lambda line: None)
     return state.sequence, {name: array.tolist() for name, array in state.personal.items()}
 
 
@@ -63,7 +63,7 @@ def test_batch_normalization_is_kept_with_its_statistics_and_its_counter_is_not_
     assert set(kept(handler)[1]) == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
     assert reply.counters == {}
     assert [part.name for part in reply.parts] == ["frame/0"]
-    assert handler.kept[RUN][1].counters == {"1.num_batches_tracked": 3}
+    assert handler.runs[RUN][1].counters == {"1.num_batches_tracked": 3}
 
 
 def test_the_second_training_begins_where_the_first_one_ended(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_repeated_a_withdrawn_and_a_failed_assignment_move_nothing(tmp_path: P
     aggregator.answer(handler, aggregator.assign(1))
     assert kept(handler) == before, "it was answered before"
     with pytest.raises(Cancelled):
-        handler.answer(aggregator.assign(2), lambda: True, aggregator.said.append)
+        handler.handle(aggregator.assign(2), lambda: True, aggregator.said.append)
     assert kept(aggregator.handler()) == before
     broken = device(tmp_path, loss=lambda model, batch: 1 / 0)
     reply, _ = broken.answer(broken.handler(), broken.assign(2))
@@ -114,7 +114,7 @@ def test_lost_and_older_values_begin_again_and_the_reply_says_so(tmp_path: Path,
     (_, second) = trained(aggregator, 1, 2)
     handler = aggregator.handler()
     if how == "older":
-        handler.welcomed({RUN: 3})  # the aggregator has seen a later update
+        handler.continue_sequences({RUN: 3})  # the aggregator has seen a later update
     else:
         for path in (tmp_path / "device" / "runs" / RUN).glob("personal-*"):
             path.unlink()
@@ -173,7 +173,7 @@ def test_a_run_that_begins_with_the_model_of_another_one_begins_with_its_values(
     def begun(origin: str, run: str, **options: Any) -> tuple[Any, dict[str, Any]]:
         aggregator = still(tmp_path, f'init = "{origin}"', **options)
         reply, _ = aggregator.answer(handler := aggregator.handler(), aggregator.assign(1, run=run))
-        return reply, {name: array.tolist() for name, array in handler.kept[run][1].personal.items()}
+        return reply, {name: array.tolist() for name, array in handler.runs[run][1].personal.items()}
 
     reply, values = begun(f"run:{RUN}", "small-8")
     assert values == before[1]

@@ -71,7 +71,7 @@ def test_the_whole_model_is_the_last_base_with_the_devices_own_layers(tmp_path: 
     device = Device(tmp_path)
     later = device.first.vector + 1
     device.train(1)
-    state = device.train(2, params=later).kept[RUN][1]
+    state = device.train(2, params=later).runs[RUN][1]
     if is_over:
         device.end()
     found, model = exported(device), normed()
@@ -95,7 +95,7 @@ def test_tied_weights_are_there_under_each_name_and_what_model_makes_is_named(tm
 @pytest.mark.parametrize("is_over", [False, True])
 def test_local_buffers_are_part_of_it(tmp_path: Path, is_over: bool) -> None:
     device = Device(tmp_path, f'{FEDPER}\nbuffers = "local"')
-    own = device.train(1).kept[RUN][1].buffers
+    own = device.train(1).runs[RUN][1].buffers
     assert own is not None
     if is_over:
         device.end()
@@ -164,7 +164,7 @@ def test_ended_runs_are_listed_until_they_are_deleted(tmp_path: Path) -> None:
     assert sorted(one.run for one in kept_runs(device.home)) == [RUN, "small-2"]
     delete_run(device.home, RUN)
     assert [one.run for one in kept_runs(device.home)] == ["small-2"]
-    assert device.handler().kept.opened(RUN, device.said.append)[1].sequence == 1, "no id is used twice"
+    assert device.handler().runs.open(RUN, device.said.append)[1].sequence == 1, "no id is used twice"
 
 
 def test_a_run_that_is_deleted_before_its_end_begins_again_and_reports_it(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_kill_behind_the_commit_of_a_reply_is_made_good_by_the_next_process(tm
     monkeypatch.setattr(device.ledger, "answered", lambda *_: None)  # the kill
     assert device.rule(1, identity="beef", assignment_id="a-1") == ""
     device.start()
-    assert [header.assignment_id for header, _ in device.handler.unsent()] == ["a-1"]
+    assert [header.assignment_id for header, _ in device.handler.unsent_replies()] == ["a-1"]
     device.rule(1, "init", identity="another run", assignment_id="b-1")
     assert device.rule(1, identity="beef", assignment_id="a-1") == ""
     assert len(device.ledger.bookings) == 2
@@ -89,9 +89,9 @@ def test_nothing_of_a_reply_leaves_before_the_ledger_has_noted_it(tmp_path, monk
     for _ in range(3):
         assert device.kind(1, identity="beef", assignment_id="a-1") == FAILED
         device.start()
-        assert device.handler.unsent() == []
+        assert device.handler.unsent_replies() == []
     monkeypatch.undo()
-    assert [header.assignment_id for header, _ in device.handler.unsent()] == ["a-1"]
+    assert [header.assignment_id for header, _ in device.handler.unsent_replies()] == ["a-1"]
     assert len(device.ledger.bookings) == 1
 
 

@@ -37,7 +37,7 @@ class Sender(Aggregator):
 
 
 def replica(handler: AssignmentHandler) -> tuple[Vector, int]:
-    state = handler.kept[RUN][1]
+    state = handler.runs[RUN][1]
     assert state.replica is not None
     return state.replica, state.replica_version
 

@@ -24,7 +24,7 @@ SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
 
 
 def residual(handler: AssignmentHandler) -> np.ndarray:
-    found = handler.kept[RUN][1].residual
+    found = handler.runs[RUN][1].residual
     assert found is not None
     return found
 
@@ -52,7 +52,7 @@ def test_nothing_of_another_run_with_the_same_id_goes_into_this_one(tmp_path):
         assert (header.identity, header.update_id, header.parts) == ("b" * 16, expected.update_id, expected.parts)
         assert sent.read_bytes() == bundle.read_bytes()
     assert f"{RUN}: another run of this name; what this disk holds of the earlier one is not sent" in aggregator.said
-    assert [header.identity for header, _ in aggregator.handler().unsent()] == ["b" * 16]
+    assert [header.identity for header, _ in aggregator.handler().unsent_replies()] == ["b" * 16]
 
 
 def test_the_end_of_another_run_with_the_same_id_ends_nothing_here(tmp_path):
@@ -63,9 +63,9 @@ def test_the_end_of_another_run_with_the_same_id_ends_nothing_here(tmp_path):
     for identity in ("b" * 16, ""):
         handler.stop(replace(stop, identity=identity), aggregator.said.append)
         assert "another run of this name is over" in aggregator.said[-1]
-        assert [header.identity for header, _ in aggregator.handler().unsent()] == ["a" * 16]
+        assert [header.identity for header, _ in aggregator.handler().unsent_replies()] == ["a" * 16]
     handler.stop(replace(stop, identity="a" * 16), aggregator.said.append)
-    assert (aggregator.said[-1], aggregator.handler().unsent()) == (f"{RUN} is over", [])
+    assert (aggregator.said[-1], aggregator.handler().unsent_replies()) == (f"{RUN} is over", [])
 
 
 def test_how_far_another_run_with_the_same_id_came_takes_nothing_away(tmp_path):
@@ -73,10 +73,10 @@ def test_how_far_another_run_with_the_same_id_came_takes_nothing_away(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     aggregator.answer(aggregator.handler(), aggregator.assign(identity="a" * 16))
     other, same = aggregator.handler(), aggregator.handler()
-    other.welcomed({RUN: 7}, {RUN: "b" * 16})
-    assert [header.identity for header, _ in other.unsent()] == ["a" * 16]
-    same.welcomed({RUN: 7}, {RUN: "a" * 16})
-    assert same.unsent() == []
+    other.continue_sequences({RUN: 7}, {RUN: "b" * 16})
+    assert [header.identity for header, _ in other.unsent_replies()] == ["a" * 16]
+    same.continue_sequences({RUN: 7}, {RUN: "a" * 16})
+    assert same.unsent_replies() == []
     header, _ = aggregator.answer(other, aggregator.assign(2, identity="b" * 16))
     assert (header.update_id.sequence, header.lost) == (8, "missing")
 
@@ -88,11 +88,11 @@ def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path)
     held = []
     for run in runs:
         aggregator.answer(handler, aggregator.assign(run=run))
-        held.append(handler.kept.held_bytes)
+        held.append(handler.runs.nbytes)
     kept = {path.name for path in (tmp_path / "device" / "runs").iterdir() if len(list(path.iterdir())) > 1}
     assert kept == set(runs[-4:])
     assert held[3:] == held[3:4] * 4
-    assert {header.update_id.run for header, _ in aggregator.handler().unsent()} == kept
+    assert {header.update_id.run for header, _ in aggregator.handler().unsent_replies()} == kept
     header, _ = aggregator.answer(handler, aggregator.assign(run=runs[0]))
     assert (header.lost, header.update_id.sequence) == ("given-up", 2)
     assert aggregator.answer(handler, aggregator.assign(run="other-1"))[0].kind == "protocol"
@@ -114,7 +114,7 @@ def test_the_owner_decides_how_many_runs_are_kept(tmp_path):
 
 def of_runs(handler):
     """How many runs this process keeps anything of, in each place."""
-    return [len(handler.kept._runs), len(handler._uplink_estimators), len(handler._ahead)]
+    return [len(handler.runs._runs), len(handler._uplink_estimators), len(handler._pipelines)]
 
 
 @pytest.mark.parametrize("ended", ["over", "never over"])
@@ -127,7 +127,7 @@ def test_of_many_runs_that_owe_nothing_only_the_latest_numbers_are_kept(tmp_path
         header, _ = aggregator.answer(
             handler, aggregator.assign(kind="train" if ended == "over" else "evaluate", run=run)
         )
-        handler.delivered(header, 0.1)
+        handler.mark_delivered(header, 0.1)
         if ended == "over":
             handler.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
     assert {path.name for path in runs.iterdir()} == set(assigned[-4:])
@@ -143,7 +143,7 @@ def test_a_run_that_still_owes_a_reply_is_kept_though_newer_ones_are_over(tmp_pa
     for run in ("small-2", "small-3", "small-4"):
         aggregator.answer(handler, aggregator.assign(run=run))
         handler.stop(aggregator.assign(kind="stop", run=run).assignment, aggregator.said.append)
-    assert [header for header, _ in aggregator.handler().unsent()] == [owed]
+    assert [header for header, _ in aggregator.handler().unsent_replies()] == [owed]
 
 
 def test_nothing_stays_in_memory_of_runs_that_were_refused_or_given_up(tmp_path):
@@ -152,10 +152,10 @@ def test_nothing_stays_in_memory_of_runs_that_were_refused_or_given_up(tmp_path)
     for number in range(20):
         aggregator.answer(handler, aggregator.assign(run=f"small-{number}", layout_digest="0" * 64))
         with pytest.raises(Cancelled):
-            handler.answer(aggregator.assign(run=f"small-{number}"), lambda: True, aggregator.said.append)
+            handler.handle(aggregator.assign(run=f"small-{number}"), lambda: True, aggregator.said.append)
     assert max(of_runs(handler)) <= 1
     for number in range(20):
-        handler.delivered(aggregator.answer(handler, aggregator.assign(run=f"small-{number}"))[0], 0.1)
+        handler.mark_delivered(aggregator.answer(handler, aggregator.assign(run=f"small-{number}"))[0], 0.1)
     assert of_runs(handler) == [4, 4, 4]
     for number in range(20):
         handler.stop(aggregator.assign(kind="stop", run=f"small-{number}").assignment, aggregator.said.append)
@@ -211,4 +211,4 @@ def test_the_end_of_a_run_on_a_full_disk_is_said_and_what_is_kept_does_no_harm(t
     handler = aggregator.handler(write=full)
     handler.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
     assert aggregator.said[-1] == "the disk is full"
-    assert aggregator.handler().unsent() == [(header, bundle)]
+    assert aggregator.handler().unsent_replies() == [(header, bundle)]

@@ -34,7 +34,7 @@ class Got:
 
     def take(self, clients: SecureClients) -> None:
         """Take what the client's present process gives: what is on its disk, and answers to all requests so far."""
-        for header, body in clients.handlers[ONE].unsent():
+        for header, body in clients.handlers[ONE].unsent_replies():
             assert isinstance(header, ReplyHeader)
             if header.assignment_id == f"{RUN}.{clients.number}.{ONE}":
                 assert body is not None
@@ -125,7 +125,7 @@ def test_a_vector_that_left_is_in_the_residual_though_the_client_was_killed(tmp_
     clients.run(until="masked")
     kept = clients.residual(ONE).copy()
     clients.handlers[ONE] = clients.handler(0)
-    assert [header for header, _ in clients.handlers[ONE].unsent()] == [clients.headers[ONE]]
+    assert [header for header, _ in clients.handlers[ONE].unsent_replies()] == [clients.headers[ONE]]
     clients.open()
     np.testing.assert_array_equal(clients.residual(ONE), kept)
     assert np.abs(change - kept).max() > 0, "what was sent is not in the residual"
@@ -156,8 +156,8 @@ def test_an_aggregator_that_claims_to_have_seen_more_gets_no_second_vector_of_a_
     clients.run()
     for number in range(3):
         clients.handlers[name_of(number)] = handler = clients.handler(number)
-        handler.welcomed({RUN: claimed}, {RUN: "run-identity"})
-        handler.unsent()
+        handler.continue_sequences({RUN: claimed}, {RUN: "run-identity"})
+        handler.unsent_replies()
     for name in list(clients.handlers)[:3]:
         again = clients.assignment(name, assignment_id=f"{assignment_id_of(RUN, 1, name)}-again")
         reply = clients.handlers[name].begin(again, lambda: False, clients.said.append, send=lambda sent: None)

@@ -103,7 +103,7 @@ def test_the_clients_tell_in_the_sum_alone_how_many_updates_fitted_the_clip(tmp_
 
 def test_a_masked_reply_tells_nothing_of_a_single_client(tmp_path):
     clients = SecureClients(tmp_path)
-    clients.handlers[ONE].welcomed({RUN: 7})  # its state is lost, which no other client's reply would tell
+    clients.handlers[ONE].continue_sequences({RUN: 7})  # its state is lost, which no other client's reply would tell
     clients.open()
     clients.run()
     header = clients.replies[ONE]
@@ -132,7 +132,7 @@ def test_a_client_that_was_killed_after_its_vector_left_is_in_the_sum_and_answer
     sent = clients.replies[LAST]
     assert isinstance(sent, ReplyHeader)
     again = clients.handlers[LAST] = clients.handler(3)  # a new process: its secrets are gone
-    assert [header for header, _ in again.unsent()] == [sent]
+    assert [header for header, _ in again.unsent_replies()] == [sent]
     clients.resume("agree")
     assert failure_of(clients, LAST) == ("failed", "order")
     assert clients.sum()[1] == {"weight": 4}
@@ -183,7 +183,7 @@ def test_a_request_that_is_not_one_bounded_part_ends_the_clients_part(tmp_path, 
         "length": (replace(part, length=1 << 24),), "damaged": (replace(part, sha256="00" * 32),), "missing": (),
     }  # fmt: skip
     delivery = replace(delivery, assignment=replace(delivery.assignment, parts=wrong[parts]))
-    reply = clients.handlers[name].answer_phase(delivery, clients.said.append)
+    reply = clients.handlers[name].handle_phase(delivery, clients.said.append)
     assert isinstance(reply, Failure)
     assert (reply.kind, reply.text) == ("failed", "message")
 
@@ -192,12 +192,12 @@ def test_an_assignment_that_is_withdrawn_before_the_mask_leaves_the_state_as_it_
     clients = SecureClients(tmp_path)
     clients.open()
     clients.run()
-    before = clients.handlers[ONE].kept[RUN][1]
+    before = clients.handlers[ONE].runs[RUN][1]
     clients.open()
     clients.begun[ONE].job.cancelled = lambda: True
     with pytest.raises(Cancelled):
         clients.handlers[ONE].finish(clients.begun[ONE])
-    after = clients.handlers[ONE].kept[RUN][1]
+    after = clients.handlers[ONE].runs[RUN][1]
     assert (after.residual is before.residual, after.sequence, after.outbox) == (True, 1, before.outbox)
     assert clients.phase(ONE, "share", b"") == Failure(
         "failed", "order", f"{RUN}.2.{ONE}", ONE, identity="run-identity"
@@ -213,8 +213,8 @@ def test_a_masked_update_never_returns_to_the_residual(tmp_path, outcome):
     before = clients.residual(ONE).copy()
     clients.open(outcomes=(UpdateOutcome(UpdateId(RUN, ONE, 1), outcome, 1),))
     assert clients.residual(ONE).tobytes() == before.tobytes()
-    assert clients.handlers[ONE].kept[RUN][1].outbox == ()
-    told = "round 1: its update was not used; it left this device, so it is not sent again"
+    assert clients.handlers[ONE].runs[RUN][1].outbox == ()
+    told = "round 1: its update was dropped; a masked update is never sent again"
     assert (told in clients.said) == (outcome == "dropped")
 
 
@@ -357,7 +357,7 @@ def test_the_next_assignment_of_the_run_drops_the_round_before(tmp_path):
     clients.run(until="masked")
     first = clients.request(ONE, "agree", clients.requests[ONE])
     clients.open()
-    reply = clients.handlers[ONE].answer_phase(first, clients.said.append)
+    reply = clients.handlers[ONE].handle_phase(first, clients.said.append)
     assert isinstance(reply, Failure)
     assert (reply.text, reply.assignment_id) == ("order", f"{RUN}.1.{ONE}")
     assert phase_id(reply.assignment_id, "agree") == first.assignment.assignment_id

@@ -207,7 +207,7 @@ def test_a_hello_names_the_runs_that_the_device_keeps_until_it_knows_that_they_a
     assert running.joined.hello.open_runs == {RUN: identity}
     running.send(running.aggregator.assign(2, "stop", parts=(), identity=identity))
     until(lambda: f"{RUN} is over" in running.said)
-    assert left.kept.open_runs("small") == {}
+    assert left.runs.open_runs("small") == {}
 
 
 def test_once_ends_at_the_stop_of_a_run_that_it_saw_and_was_never_drawn_in(running: Running) -> None:

@@ -37,7 +37,7 @@ def device(folder: Path, train: Any = counting, more: str = "") -> Aggregator:
 
 def kept(handler: AssignmentHandler) -> tuple[int, dict[str, Any]]:
     """The sequence of the last reply and the state that this disk holds."""
-    _, state = handler.kept.opened(RUN, lambda line: None)
+    _, state = handler.runs.open(RUN, lambda line: None)
     return state.sequence, {name: array.tolist() for name, array in state.context.items()}
 
 
@@ -68,7 +68,7 @@ def test_it_outlives_its_run_and_a_run_that_begins_with_its_model_takes_it_along
     assert (one.run, one.is_open, one.personal) == (RUN, False, 0)
     later = Aggregator(tmp_path, task_of(train=counting), plan_of(run=f'init = "run:{RUN}"'))
     later.answer(handler := later.handler(), later.assign(1, run="small-2"))
-    _, state = handler.kept.opened("small-2", lambda line: None)
+    _, state = handler.runs.open("small-2", lambda line: None)
     assert (state.sequence, int(state.context["times"])) == (1, 3)
     aggregator.answer(handler := aggregator.handler(), aggregator.assign(4, identity="own"))
     assert kept(handler) == (3, {"times": 3, "rounds": [1, 2, 4]}), "the run was extended"
@@ -81,7 +81,7 @@ def test_a_repeated_a_withdrawn_and_a_failed_assignment_move_nothing(tmp_path: P
     aggregator.answer(handler, aggregator.assign(1))
     assert kept(handler) == before, "it was answered before"
     with pytest.raises(Cancelled):
-        handler.answer(aggregator.assign(2), lambda: True, aggregator.said.append)
+        handler.handle(aggregator.assign(2), lambda: True, aggregator.said.append)
     assert kept(handler) == kept(aggregator.handler()) == before
 
     def broken(model: nn.Module, data: Any, context: Any) -> int:
@@ -135,7 +135,7 @@ def test_lost_and_older_state_begins_empty_and_the_reply_says_so(tmp_path: Path)
     assert reply.lost == "damaged"
     assert kept(handler) == (3, {"times": 1, "rounds": [3]})
     behind = aggregator.handler()
-    behind.welcomed({RUN: 7})
+    behind.continue_sequences({RUN: 7})
     reply, _ = aggregator.answer(behind, aggregator.assign(8))
     assert reply.lost == "older"
     assert kept(behind) == (8, {"times": 1, "rounds": [8]})

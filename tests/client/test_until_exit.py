@@ -15,7 +15,7 @@ from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client import loop
 from thinwire.client.calls import Say
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.run_state import AHEAD, MARK
+from thinwire.client.run_state import SEQUENCES_A_MARK, MARK
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import write_atomically
 from thinwire.core.types import ReplyHeader
@@ -62,7 +62,7 @@ def test_what_was_saved_at_the_exit_is_gone_on_with(tmp_path):
     here = answered(lax, handler, 1, 2)
     handler.save(lax.said.append)
     again = lax.handler()
-    assert [header.update_id.sequence for header, _ in again.unsent()] == [2]
+    assert [header.update_id.sequence for header, _ in again.unsent_replies()] == [2]
     here += answered(lax, again, 3)
     assert here == answered(strict, strict.handler(), 1, 2, 3)
 
@@ -74,13 +74,13 @@ def test_a_kill_costs_the_residual_and_nothing_is_counted_twice(tmp_path):
     handler.save(lax.said.append)
     answered(lax, handler, 2)  # the save is older than this
     killed, said = lax.handler(), list[str]()
-    assert killed.unsent(said.append) == []
+    assert killed.unsent_replies(said.append) == []
     assert said == [f"{RUN}: what was not yet sent of it is lost: this client ended before it could save it"]
     fresh = device(tmp_path / "fresh", "")
     _, first = answered(fresh, fresh.handler(), 3)[0]
     ((sequence, body),) = answered(lax, killed, 3)
     assert body == first, "it begins with no residual"
-    assert sequence == 1 + AHEAD + 1
+    assert sequence == 1 + SEQUENCES_A_MARK + 1
 
 
 @settings(deadline=None, max_examples=15)
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_again(tmp_path):
     full[0] = True
     handler.save(lax.said.append)
     assert lax.said[-1] == f"{RUN}: the pending state was not saved: the disk is full"
-    assert answered(lax, lax.handler(), 2)[0][0] == AHEAD + 2
+    assert answered(lax, lax.handler(), 2)[0][0] == SEQUENCES_A_MARK + 2
 
 
 @pytest.mark.parametrize("how", ["exit", "timer"])

@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
     there = elsewhere.handler(private_folder(tmp_path / "there"))
     for handler in (here.handler(), there):
         for at in (1, 2):
-            header, bundle = handler.answer(here.assign(at), lambda: False, here.said.append)
+            header, bundle = handler.handle(here.assign(at), lambda: False, here.said.append)
             assert isinstance(header, ReplyHeader), header
             assert bundle is not None
             found.append((untimed(header), bundle.read_bytes()))

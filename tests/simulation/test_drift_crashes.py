@@ -70,7 +70,7 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
         made.layout.size :
     ]
     common = behind if last.state == "" else load_file(home.run(run_id) / f"v{last.version:06d}.state")["common"]
-    kept = [work.handler.kept[run_id][1].own for work in works]
+    kept = [work.handler.runs[run_id][1].own for work in works]
     return outcome.same(), [own for own in kept if own is not None], common
 
 

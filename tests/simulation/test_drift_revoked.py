@@ -100,7 +100,7 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
     read = [versions.read(stored)[0] for stored in outcome.of(ModelStored)]
     last = home.run(run_id) / f"v{len(read) - 1:06d}.state"
     common = load_file(last)["common"] if last.exists() else read[-1][made.layout.size :]
-    kept = [work.handler.kept[run_id][1].own for work in works[:2]]
+    kept = [work.handler.runs[run_id][1].own for work in works[:2]]
     return Lived(outcome, [params[: made.layout.size] for params in read], common, kept)
 
 

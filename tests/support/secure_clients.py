@@ -192,7 +192,7 @@ class SecureClients:
 
     def phase(self, name: str, phase: str, request: bytes) -> Reply | None:
         """What a client answers to a request."""
-        return self.handlers[name].answer_phase(self.request(name, phase, request), self.said.append)
+        return self.handlers[name].handle_phase(self.request(name, phase, request), self.said.append)
 
     def finish(self, name: str) -> ReplyHeader:
         """Have a client encode and mask its update; its vectors are kept for `sum`."""
@@ -251,4 +251,4 @@ class SecureClients:
         return self.bodies[name][:length], self.bodies[name][length:]
 
     def residual(self, name: str) -> Any:
-        return self.handlers[name].kept[RUN][1].residual
+        return self.handlers[name].runs[RUN][1].residual

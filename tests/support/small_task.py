@@ -98,4 +98,4 @@ class Aggregator:
         return Delivery(Assignment(**{**fields, **changed}), bundle)
 
     def answer(self, handler: AssignmentHandler, delivery: Delivery) -> Any:
-        return handler.answer(delivery, lambda: False, self.said.append)
+        return handler.handle(delivery, lambda: False, self.said.append)

@@ -69,7 +69,7 @@ class Elsewhere:
         return AssignmentHandler(executor, home or self.folder, ClientInfo("pi-01"))
 
     def answer(self, handler: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
-        return handler.answer(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]
+        return handler.handle(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]
 
     def wish(self, code: str = "") -> None:
         self.file.with_name("wish").write_text(code)

@@ -1,12 +1,12 @@
-"""Turn one assignment into one committed reply.
+"""Handle an assignment: train or evaluate for it, and commit one reply.
 
 `AssignmentHandler` applies the outcomes that came with the assignment, trains, encodes and commits. Only a committed
 reply leaves the device. The rules of exactly-once delivery are in client/outbox.py, the files in client/run_state.py,
 the work itself in client/execute.py.
 
-Where the plan has overlap (`[local.overlap]`), `begin` trains for the next assignment while `finish` still encodes and
-commits an earlier one. `Begun` is an assignment between the two steps. In a secure round the same two steps keep the
-phases apart: `begin` advertises and trains, `finish` masks, and `answer_phase` answers beside them.
+If the plan has overlap (`[local.overlap]`), `begin` trains for the next assignment while `finish` still encodes and
+commits an earlier one. `Begun` is an assignment between the two steps. In a secure round `begin` advertises and trains,
+`finish` masks, and another thread calls `handle_phase` meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thinwire.client.execute import Begun, Result, Trained
 from thinwire.client.executor import Executor, InProcessExecutor
 from thinwire.client.outbox import OutcomeHandler, PipelineState
 from thinwire.client.personal import executor_for
-from thinwire.client.run_state import ClientRunState, Entry, RunFolder, waiting_folder
+from thinwire.client.run_state import ClientRunState, Entry, RunFolder, write_behind_folder
 from thinwire.client.run_store import RunStore
 from thinwire.client.secure import SecureRounds, Send
 from thinwire.client.train.errors import Cancelled, in_full
@@ -46,13 +46,12 @@ ReplyWithFile = tuple[Reply, Path | None]  # a reply, and the file that holds it
 
 
 class AssignmentHandler:
-    """The handler of one task's assignments, over all runs of that task.
+    """Handles the assignments of one task, over all runs of that task.
 
-    `admission` admits assignments, `kept` holds the state of every run, `executor` executes the task. `folder` is the
-    client's directory. `client` has its name and its data. Only with `secure` it can sum under masks.
+    `admission` admits assignments, `runs` holds the state of every run, `executor` executes the task. `folder` is the
+    client's directory. `client` has its name and its data. The handler needs `secure` for secure rounds.
 
-    Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
-    was.
+    Invariant: a repeated assignment gets the same bytes again. A failure leaves the last commit as it was.
     """
 
     def __init__(
@@ -69,23 +68,23 @@ class AssignmentHandler:
         self.name, self.folder, self.client = client.name, folder, client  # an operator may rename the device
         self.executor: Executor = InProcessExecutor(task, client.device) if isinstance(task, LoadedTask) else task
         self.environment, self.clock = environment, environment.clock
-        written_behind = partial(
-            waiting_folder, write=environment.write, min_free=lambda: self.admission.min_free_bytes
+        write_behind = partial(
+            write_behind_folder, write=environment.write, min_free=lambda: self.admission.min_free_bytes
         )
-        self.kept = RunStore(folder, environment.folders or written_behind, lambda: self.admission.policy.max_runs)
-        # By run, for the runs in `kept`.
+        self.runs = RunStore(folder, environment.folders or write_behind, lambda: self.admission.policy.max_runs)
+        # Two tables by run id.
         self._uplink_estimators = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
-        self._ahead: dict[str, PipelineState] = {}
+        self._pipelines: dict[str, PipelineState] = {}
 
-    def welcomed(self, sequences: Mapping[str, int], identities: Mapping[str, str] | None = None) -> None:
-        """Continue numbering above `sequences`, the highest that the aggregator has seen from this device in each run.
+    def continue_sequences(self, sequences: Mapping[str, int], identities: Mapping[str, str] | None = None) -> None:
+        """Number further replies above `sequences`: in each run the highest that the aggregator has of this device.
 
         `identities` are the identities of those runs.
         """
-        self.kept.seen |= sequences
-        self.kept.identities = dict(identities or {})
+        self.runs.seen |= sequences
+        self.runs.identities = dict(identities or {})
 
-    def answer(
+    def handle(
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0
     ) -> ReplyWithFile:
         """Return the committed reply to an assignment, except one of a secure round, which has phases.
@@ -122,37 +121,37 @@ class AssignmentHandler:
         this was known moves no values that stay on the device. In a secure round this waits for the phase `masked` (see
         `is_ready`), and raises `Cancelled` if the round is over before that.
         """
-        assignment, ahead = begun.job.assignment, self._ahead_of(begun.job.assignment.run)
+        assignment, pipeline = begun.job.assignment, self._pipeline(begun.job.assignment.run)
         try:
             reply = self._finish(begun)
         except Cancelled:
             raise
         except Exception as error:
             if isinstance(begun.outcome, Trained):
-                ahead.void |= {begun.outcome.header.update_id.sequence}
+                pipeline.failed |= {begun.outcome.header.update_id.sequence}
             reply = self._failed(error, assignment, begun.job.say), None
         finally:
-            ahead.making.discard(assignment.assignment_id)
+            pipeline.unfinished.discard(assignment.assignment_id)
         self.admission.ended(assignment)
         return reply
 
-    def answer_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
+    def handle_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
         """Return the reply to a later phase of a secure round; None for `masked`, to which the update is the reply.
 
         Any thread may call it, also while another one trains. If the client leaves the round, the reply is a failure of
         the training assignment, and its training ends.
         """
         try:
-            return self.rounds.answer(delivery)
+            return self.rounds.handle(delivery)
         except Exception as error:
             training = training_id(delivery.assignment.assignment_id)
             self.rounds.forget(training)
             return self._failed(error, replace(delivery.assignment, assignment_id=training), say)
 
-    def withdrawn(self, assignment: Assignment) -> None:
+    def mark_withdrawn(self, assignment: Assignment) -> None:
         """Record that the aggregator withdrew an assignment that had begun: its work ended without a reply."""
         # An assignment that is still being made arrived twice, and the first one continues.
-        if assignment.assignment_id not in self._ahead_of(assignment.run).making:
+        if assignment.assignment_id not in self._pipeline(assignment.run).unfinished:
             self.admission.ended(assignment)
 
     def overlaps(self, assignment: Assignment) -> bool:
@@ -164,20 +163,23 @@ class AssignmentHandler:
 
         The state of another run with the same id stays, because its identity differs.
         """
-        if self.kept.over(assignment.run, say, assignment.identity):
+        if self.runs.end(assignment.run, say, assignment.identity):
             self._uplink_estimators.pop(assignment.run, None)
-            self._ahead.pop(assignment.run, None)
+            self._pipelines.pop(assignment.run, None)
             self.rounds.forget_run(assignment.run)
 
     def save(self, say: Say) -> None:
         """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
-        self.kept.save(say)
+        self.runs.save(say)
 
-    def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHeader, Path | None]]:
-        """Return every reply on disk that has no outcome yet, with its file, but none that the ledger cannot note."""
+    def unsent_replies(self, say: Say = lambda line: None) -> list[tuple[ReplyHeader, Path | None]]:
+        """Return every reply on disk that has no outcome yet, with its file.
+
+        A reply that the privacy ledger cannot record is left out.
+        """
         replies = []
-        for header, path in self.kept.unsent(self.executor.name, say):
-            try:  # a kill behind the commit may have left it out
+        for header, path in self.runs.unsent_replies(self.executor.name, say):
+            try:  # the ledger lacks it if the process was killed after the commit
                 self.admission.answered(header.identity, header.assignment_id)
             except DataLost as error:
                 say(f"{header.assignment_id}: its reply is not sent: {error}")
@@ -185,30 +187,30 @@ class AssignmentHandler:
                 replies.append((header, path))
         return replies
 
-    def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
+    def mark_delivered(self, reply: Reply, upload_s: float | None = None) -> None:
         """Record that the aggregator has the reply.
 
         `upload_s` is the time of its upload, given only if the first attempt succeeded.
         """
-        if isinstance(reply, ReplyHeader) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
+        if isinstance(reply, ReplyHeader) and reply.parts and upload_s is not None and reply.update_id.run in self.runs:
             self._uplink_estimators[reply.update_id.run].sent(reply, upload_s)
-        self.kept.delivered(reply)
+        self.runs.mark_delivered(reply)
 
     def _begin(
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float, send: Send | None
     ) -> ReplyWithFile | Begun:
-        assignment, ahead, began = delivery.assignment, self._ahead_of(delivery.assignment.run), self.clock.now()
-        if assignment.assignment_id in ahead.making:  # read before the state, which gets the reply first
+        assignment, pipeline, began = delivery.assignment, self._pipeline(delivery.assignment.run), self.clock.now()
+        if assignment.assignment_id in pipeline.unfinished:  # read before the state, which gets the reply first
             raise Cancelled  # the assignment came again, and its reply is being finished
-        folder, state = self.kept.opened(assignment.run, say, assignment.identity)
+        folder, state = self.runs.open(assignment.run, say, assignment.identity)
         self._forget_idle_runs()
-        if ahead.state is not None and ahead.state.identity != assignment.identity:
-            ahead = self._ahead[assignment.run] = PipelineState()
+        if pipeline.state is not None and pipeline.state.identity != assignment.identity:
+            pipeline = self._pipelines[assignment.run] = PipelineState()
             self._uplink_estimators.pop(assignment.run, None)
-        if (made := outbox.find(state, assignment.assignment_id)) is not None:
+        if (entry := outbox.find(state, assignment.assignment_id)) is not None:
             self.admission.answered(assignment.identity, assignment.assignment_id)
-            say(f"round {assignment.round}: answered before, sent again")
-            return made.header, folder.path(made)
+            say(f"round {assignment.round}: the reply was made before and is sent again")
+            return entry.header, folder.path(entry)
         if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
         delivery, resolved = self._admitted(delivery, state.sequence)
@@ -228,14 +230,14 @@ class AssignmentHandler:
             folder=self.folder,
             environment=self.environment,
         )  # fmt: skip
-        seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
+        seen = max(pipeline.sequence, self.runs.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
         header = ReplyHeader(
             assignment.assignment_id, update_id, assignment.base_version, 0, identity=assignment.identity
         )
         if self.overlaps(assignment):
-            return self._begin_ahead(job, header, ahead.state or state, folder)
-        self._ahead.pop(assignment.run, None)  # every assignment that began is finished and is part of the state
+            return self._begin_overlapped(job, header, pipeline.state or state, folder)
+        self._pipelines.pop(assignment.run, None)  # no assignment is between `begin` and `finish`
         outcome_handler = self._outcome_handler(job, folder)
         state = self._apply_outcomes(outcome_handler, state)
         if assignment.kind == "train" and job.plan.has_client_state:
@@ -273,75 +275,75 @@ class AssignmentHandler:
             raise CannotReply("protocol", "only an assignment to train under masks has terms of a secure round")
         return delivery, resolved
 
-    def _begin_ahead(
+    def _begin_overlapped(
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, folder: RunFolder
     ) -> Begun:
-        """Train from where the last training ended.
+        """Train for an assignment from the state in which the last training ended.
 
-        A failure becomes the outcome of the `Begun`, so it is sent after the replies before it.
+        A failure becomes the outcome of the `Begun`, so it is sent after the earlier replies.
         """
         assignment, executor = job.assignment, self._executor(job.plan)
-        ahead = self._ahead.setdefault(assignment.run, PipelineState())
+        pipeline = self._pipelines.setdefault(assignment.run, PipelineState())
         if state.layout_digest not in ("", executor.layout.digest):
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
-        state = ahead.without_void(state, self.kept[assignment.run][1])
+        state = pipeline.without_failed(state, self.runs[assignment.run][1])
         outcomes = self._outcome_handler(job, folder).outcomes
         pending = outbox.still_pending(state.pending, outcomes, assignment.base_version, job.plan.local.delay)
-        ahead.state = state = replace(state, pending=pending)
+        pipeline.state = state = replace(state, pending=pending)
         try:
             trained = execute.train_finite(job, header, state, executor, self.client)
         except Cancelled:
             raise
         except Exception as error:
             return Begun(job, self._failed(error, assignment, job.say), self.clock.now())
-        ahead.state = replace(trained.next_state, sequence=header.update_id.sequence)
-        ahead.making.add(assignment.assignment_id)
-        ahead.follows |= {header.update_id.sequence}
-        return Begun(job, trained, self.clock.now(), ahead.follows)
+        pipeline.state = replace(trained.next_state, sequence=header.update_id.sequence)
+        pipeline.unfinished.add(assignment.assignment_id)
+        pipeline.follows |= {header.update_id.sequence}
+        return Begun(job, trained, self.clock.now(), pipeline.follows)
 
     def _begin_secure(
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, send: Send | None
     ) -> Begun:
-        """Send this client's advertisement once the model is loaded, and train; a client that leaves trains no more."""
+        """Send this client's advertisement once the model is loaded, and train until the client leaves the round."""
         executor, policy, assignment = self._executor(job.plan), self.admission.policy, job.assignment
-        if assignment.round <= state.encoded_at:  # one masked vector a round, whatever an aggregator has forgotten
+        if assignment.round <= state.encoded_at:  # a client masks one vector a round, also for a restored aggregator
             raise CannotReply(FAILED, "order", f"round {state.encoded_at} of this run was summed here before")
-        with self.rounds.during(job, executor.layout.size, policy, send):
+        with self.rounds.open_round(job, executor.layout.size, policy, send):
             trained = execute.train_finite(job, header, state, executor, self.client)
-        self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
+        self._pipelines.setdefault(assignment.run, PipelineState()).unfinished.add(assignment.assignment_id)
         return Begun(job, trained, self.clock.now())
 
     def _finish(self, begun: Begun) -> ReplyWithFile:
         job, assignment, trained = begun.job, begun.job.assignment, begun.outcome
-        folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
+        folder, state = self.runs.open(assignment.run, job.say, assignment.identity)
         state, layout = self._apply_outcomes(self._outcome_handler(job, folder), state), self._executor(job.plan).layout
         if isinstance(trained, Failure):
             return trained, None
         spent = trained.header.timings
         spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)
         trained = replace(trained, header=replace(trained.header, timings=spent))
-        new, void = trained.next_state, self._ahead_of(assignment.run).void
+        new, failed = trained.next_state, self._pipeline(assignment.run).failed
         merged = replace(
             state, layout_digest=new.layout_digest, replica=new.replica, replica_version=new.replica_version,
-            pending=outbox.without(new.pending, void),
+            pending=outbox.without(new.pending, failed),
         )  # fmt: skip
-        merged = outbox.with_own_values(merged, new) if begun.follows.isdisjoint(void) else merged
+        merged = outbox.with_own_values(merged, new) if begun.follows.isdisjoint(failed) else merged
         make = execute.encode_update if assignment.secure is None else self.rounds.encode
         return self._commit(assignment, folder, make(job, trained, merged, layout))
 
     def _executor(self, plan: RunPlan) -> Executor:
         return executor_for(self.executor, plan) if plan.local.personal_layers else self.executor
 
-    def _ahead_of(self, run: str) -> PipelineState:
+    def _pipeline(self, run: str) -> PipelineState:
         """Return the `PipelineState` of a run, or an empty one that is not stored."""
-        return self._ahead.get(run) or PipelineState()
+        return self._pipelines.get(run) or PipelineState()
 
     def _forget_idle_runs(self) -> None:
-        """Remove from memory what belongs to runs that were given up, or in which nothing was done."""
-        for run in {*self._uplink_estimators, *self._ahead}:
-            if run not in self.kept and not self._ahead_of(run).making:
+        """Remove the estimates and pipelines of runs that `runs` no longer has."""
+        for run in {*self._uplink_estimators, *self._pipelines}:
+            if run not in self.runs and not self._pipeline(run).unfinished:
                 self._uplink_estimators.pop(run, None)
-                self._ahead.pop(run, None)
+                self._pipelines.pop(run, None)
 
     def _outcome_handler(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
         return OutcomeHandler(job.assignment, job.plan, self._executor(job.plan).layout, self.name, folder, job.say)
@@ -353,19 +355,19 @@ class AssignmentHandler:
         """
         after = outcome_handler.apply(state)
         if after is not state:
-            self.kept.keep(outcome_handler.assignment, outcome_handler.folder, after)
+            self.runs.commit(outcome_handler.assignment, outcome_handler.folder, after)
         return after
 
     def _commit(self, assignment: Assignment, folder: RunFolder, result: Result) -> ReplyWithFile:
-        """Commit a reply. From here on this reply exists, and these bytes are sent whatever happens."""
+        """Commit a reply. After the commit exactly these bytes are sent, also by a later process."""
         header, state, begun = result.header, result.state, self.clock.now()
-        silent = is_protected(assignment)  # then the header tells nothing of this device
+        silent = is_protected(assignment)  # then the header has no facts of this device
         if header.parts and state.lost:
             header, state = header if silent else replace(header, lost=state.lost), replace(state, lost="")
         file = f"{header.update_id.sequence}.parts" if header.parts else ""
         entry = Entry(header, assignment.round, file, first=assignment.kind == "init")
         state = outbox.append(state, entry)
-        self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
+        self.runs.commit(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         if silent:  # an assignment of another plan has no booking
             self.admission.answered(assignment.identity, assignment.assignment_id)
         commit_s = self.clock.now() - begun

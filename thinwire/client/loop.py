@@ -76,7 +76,7 @@ class Loop:
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at, self._works = 25.0, time.monotonic(), False
         self._runs_seen: set[str] = set()  # runs of which this process received an assignment
-        kept = {run: identity for task, one in handlers.items() for run, identity in one.kept.open_runs(task).items()}
+        kept = {run: identity for task, one in handlers.items() for run, identity in one.runs.open_runs(task).items()}
         self.hello = Hello(
             facts.name, uuid.uuid4().hex, self._reports(), facts.versions(), plans=facts.plans, has=facts.has(),
             open_runs=kept, secure=facts.secure,
@@ -97,8 +97,8 @@ class Loop:
             self.poll_s = welcome.poll_s
             for handler in self.handlers.values():
                 handler.name = welcome.name  # the aggregator's name for it: an operator may have renamed this device
-                handler.welcomed(welcome.sequences, welcome.runs)
-                for header, bundle in handler.unsent(self.say):
+                handler.continue_sequences(welcome.sequences, welcome.runs)
+                for header, bundle in handler.unsent_replies(self.say):
                     self._push(handler, header, bundle)
             self._puller.start()
             self.say("idle")
@@ -209,7 +209,7 @@ class Loop:
         assignment = delivery.assignment
         try:
             if (handler := self.handlers.get(assignment.task)) is not None:
-                return handler.answer_phase(delivery, self.say)
+                return handler.handle_phase(delivery, self.say)
         finally:
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
@@ -310,7 +310,7 @@ class Loop:
         if self.ending.is_set():
             self.say("stopping")
             return
-        handler.withdrawn(assignment)
+        handler.mark_withdrawn(assignment)
         if assignment.assignment_id in self.link.cancelled():
             self.say(f"round {assignment.round}: withdrawn by the aggregator")
 
@@ -351,5 +351,5 @@ class Loop:
             taken = False
             self.say(error.text())
         if handler is not None:  # an interrupted or refused upload does not show how long one takes
-            handler.delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
+            handler.mark_delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
         return taken

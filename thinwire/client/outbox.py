@@ -26,7 +26,7 @@ to V contains, as they were trained and not as they were sent. What a codec left
 later, but the device has learned it already.
 
 An update is pending until an assignment brings its outcome: aggregated into a version up to the assignment's own, or
-dropped. At most `max_delay` updates are pending, because the aggregator sends no more assignments ahead. A lost
+dropped. At most `max_delay` updates are pending, because the aggregator sends no more assignments pipeline. A lost
 outcome, or a reply that came when all rounds were closed, can leave more: then the oldest are no longer counted.
 
 Invariant: w is computed again for each assignment from values that are exact on both ends. Nothing is subtracted from a
@@ -64,7 +64,7 @@ def find(state: ClientRunState, assignment_id: str) -> Entry | None:
 
 
 def apply_outcomes(state: ClientRunState, outcomes: Iterable[UpdateOutcome], refund: Refund) -> ClientRunState:
-    """Apply the outcomes of earlier replies. Ids that are not in the outbox were applied before and are skipped."""
+    """Apply the outcomes of earlier replies. An outcome whose id is not in the outbox was applied before: skip it."""
     by_id = {outcome.update_id: outcome for outcome in outcomes}
     kept = []
     for entry in state.outbox:
@@ -115,7 +115,7 @@ def append(state: ClientRunState, entry: Entry) -> ClientRunState:
     return replace(state, sequence=entry.header.update_id.sequence, outbox=(*state.outbox, entry))
 
 
-def delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
+def remove_delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
     """Remove a reply for which no outcome will come, now that the aggregator has it."""
     kept = tuple(entry for entry in state.outbox if entry.expects_outcome or entry.header.update_id != header.update_id)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
@@ -205,7 +205,7 @@ class OutcomeHandler:
         be summed again in another cohort, and the two sums subtracted (Pasquini et al. 2022).
         """
         if self.plan.secure.enabled:
-            self.say(f"round {entry.round}: its update was not used; it left this device, so it is not sent again")
+            self.say(f"round {entry.round}: its update was dropped; a masked update is never sent again")
             return state
         feedback, algorithm = feedback_of(self.plan.uplink), algorithm_of(self.plan)
         travels = transmitted_layout(algorithm, self.layout)
@@ -221,10 +221,10 @@ class OutcomeHandler:
         except (OSError, BadPayload) as error:
             if self.plan.has_client_state:
                 raise CannotReply("state-lost", f"adding a dropped update to the residual failed: {error}") from error
-            self.say(f"round {entry.round}: its update was not used, and is damaged on this disk: {error}")
+            self.say(f"round {entry.round}: its update was dropped, and is damaged on this disk: {error}")
             return state
-        goes_on = ", it goes into the next one" if feedback != "none" else ""
-        self.say(f"round {entry.round}: its update was not used{goes_on}")
+        restored = " and added to the residual" if feedback != "none" else ""
+        self.say(f"round {entry.round}: its update was dropped{restored}")
         return state
 
     def _add_decoded(
@@ -262,7 +262,7 @@ def without(pending: Pending, sequences: Iterable[int]) -> Pending:
 
 
 def still_pending(pending: Pending, outcomes: Iterable[UpdateOutcome], version: int, most: int) -> Pending:
-    """Return what is still in flight if training starts from `version`: the newest updates, at most `most`.
+    """Return the updates that are pending if training starts from `version`: the newest ones, at most `most`.
 
     >>> from thinwire.core.types import UpdateId, UpdateOutcome
     >>> ids = [UpdateId("run", "pi", 1), UpdateId("run", "pi", 2)]
@@ -296,28 +296,29 @@ def _in_order(pending: Pending) -> dict[str, Vector]:
 
 @dataclass
 class PipelineState:
-    """The start of a run's next training while earlier replies are still being encoded.
+    """The state from which a run's next training starts while earlier replies are still being encoded.
 
-    `state` is None if no reply is being encoded: the committed state counts then. `making` holds the ids of assignments
-    that began and are not finished. `void` holds the sequences of updates that failed to encode. The finishing thread
-    replaces that set, so the training thread can read it at the same time. `follows` are the sequences of the trainings
-    whose results `state` continues and that may not be committed yet.
+    `state` is None if no reply is being encoded: then the committed state is used. `unfinished` holds the ids of
+    assignments that began and are not finished. `failed` holds the sequences of updates that failed to encode. The
+    finishing thread replaces that set, so the training thread can read it at the same time. `follows` holds the
+    sequences of the trainings that `state` continues and that may not be committed yet.
     """
 
     state: ClientRunState | None = None
-    making: set[str] = field(default_factory=set)
-    void: frozenset[int] = frozenset()
+    unfinished: set[str] = field(default_factory=set)
+    failed: frozenset[int] = frozenset()
     follows: frozenset[int] = frozenset()
 
-    def without_void(self, state: ClientRunState, committed: ClientRunState) -> ClientRunState:
-        """Return the state from which the next training continues: nothing of an update that failed to encode.
+    def without_failed(self, state: ClientRunState, committed: ClientRunState) -> ClientRunState:
+        """Return the state from which the next training continues, without the updates that failed to encode.
 
-        If `state` continues the training of one, what stays on the device becomes the `committed` values again.
+        If `state` continues the training of such an update, the values that stay on the device are reset to those of
+        the `committed` state.
         """
-        if self.follows & self.void:
+        if self.follows & self.failed:
             self.follows, state = frozenset(), with_own_values(state, committed)
         self.follows = frozenset(sequence for sequence in self.follows if sequence > committed.sequence)
-        return replace(state, pending=without(state.pending, self.void))
+        return replace(state, pending=without(state.pending, self.failed))
 
     @property
     def sequence(self) -> int:

@@ -321,7 +321,7 @@ def run_path(folder: Path, run: str) -> Path:
 
 
 MARK = "held.json"
-AHEAD = 64  # sequences that one mark allows: one durable write for 64 rounds
+SEQUENCES_A_MARK = 64  # sequences that one mark allows: one durable write for 64 rounds
 
 
 class WriteBehindRunFolder(RunFolder):
@@ -345,7 +345,7 @@ class WriteBehindRunFolder(RunFolder):
             return state, said
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             # The aggregator's reply to hello still reports the highest sequence that it has seen.
-            below = state.sequence + AHEAD
+            below = state.sequence + SEQUENCES_A_MARK
         lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
         return ClientRunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]
 
@@ -354,7 +354,7 @@ class WriteBehindRunFolder(RunFolder):
         self.require_room(state, parts or {})  # counts what `save` will write, too
         private_folder(self.folder)
         if state.sequence > self._below:
-            below = state.sequence + AHEAD
+            below = state.sequence + SEQUENCES_A_MARK
             self._write(self.folder / MARK, json.dumps({"below": below}).encode())
             self._below = below
         for file, data in (parts or {}).items():
@@ -384,7 +384,7 @@ class WriteBehindRunFolder(RunFolder):
         self._held, self._below = None, -1
 
 
-def waiting_folder(
+def write_behind_folder(
     folder: Path, run: str, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes
 ) -> WriteBehindRunFolder:
     """Return the write-behind folder of a run whose id came from outside."""

@@ -64,11 +64,11 @@ class RunStore:
         return run in self._runs
 
     @property
-    def held_bytes(self) -> int:
+    def nbytes(self) -> int:
         """Return the bytes of all vectors in memory."""
         return sum(state.nbytes for _, state in self._runs.values())
 
-    def opened(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, ClientRunState]:
+    def open(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, ClientRunState]:
         """Return the folder and state of a run, read from disk the first time.
 
         State that is older than what the aggregator has seen is discarded, and the run starts at zero. So is the state
@@ -76,9 +76,9 @@ class RunStore:
         given with an assignment, and None otherwise.
         """
         with self._lock:
-            return self._opened(run, say, identity)
+            return self._open(run, say, identity)
 
-    def _opened(self, run: str, say: Say, identity: str | None) -> tuple[RunFolder, ClientRunState]:
+    def _open(self, run: str, say: Say, identity: str | None) -> tuple[RunFolder, ClientRunState]:
         if run not in self._runs:
             try:
                 folder = self._folders(self._folder, run)
@@ -112,7 +112,7 @@ class RunStore:
             self._runs[run] = folder, replace(state, personal=own.arrays, context=own.context)
         return self._runs[run]
 
-    def keep(
+    def commit(
         self, assignment: Assignment, folder: RunFolder, state: ClientRunState, parts: Mapping[str, bytes] | None = None
     ) -> None:
         """Store the state of a run: at once, or until `save` if the plan has `durability = "exit"`.
@@ -126,7 +126,7 @@ class RunStore:
             folder.commit(state, parts)
         self._runs[assignment.run] = folder, state
 
-    def over(self, run: str, say: Say, identity: str = "") -> bool:
+    def end(self, run: str, say: Say, identity: str = "") -> bool:
         """Reduce an ended run to its sequence. Return False if this id now belongs to another run.
 
         A run without a folder on this disk is forgotten without a write, because its sequence is 0.
@@ -135,7 +135,7 @@ class RunStore:
             if not self._folders(self._folder, run).folder.exists():
                 self._runs.pop(run, None)
                 return True
-            folder, state = self.opened(run, say)
+            folder, state = self.open(run, say)
             if state.identity and identity != state.identity:
                 say(f"{run}: another run of this name is over; what this disk holds of its own one is kept")
                 return False
@@ -214,13 +214,13 @@ class RunStore:
                 except (DataLost, OSError) as error:
                     say(f"{folder.folder.name}: the pending state was not saved: {error}")
 
-    def unsent(self, task: str, say: Say) -> list[tuple[ReplyHeader, Path | None]]:
+    def unsent_replies(self, task: str, say: Say) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply of a task's runs on disk that has no outcome yet. A new process sends these again."""
         found = []
         for path in sorted((self._folder / "runs").glob("*/state.json")):
             if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: this one is another handler's
                 continue
-            folder, state = self.opened(path.parent.name, say)
+            folder, state = self.open(path.parent.name, say)
             found += [(entry.header, folder.path(entry)) for entry in state.outbox]
         return found
 
@@ -237,7 +237,7 @@ class RunStore:
                     found[path.name] = str(raw["identity"])
         return found
 
-    def delivered(self, reply: Reply) -> None:
+    def mark_delivered(self, reply: Reply) -> None:
         """Record that the aggregator has a reply.
 
         A reply for which no outcome will come leaves the outbox now. If it has parts, their file is deleted now too.
@@ -248,7 +248,7 @@ class RunStore:
             if reply.update_id.run not in self._runs:
                 return
             folder, state = self._runs[reply.update_id.run]
-            after = outbox.delivered(state, reply)
+            after = outbox.remove_delivered(state, reply)
             self._runs[reply.update_id.run] = folder, after
         if after is not state and reply.parts:
             with contextlib.suppress(DataLost):  # a full disk: the next commit removes the file

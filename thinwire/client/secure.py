@@ -3,8 +3,8 @@
 `SecureRounds` holds one `Participant` for each open round and is called by three threads:
 
     thread      does                                                          calls
-    main        loads the model, then trains                                  `during`, `forget_run`
-    pull        answers the requests of later phases while training runs      `answer`
+    main        loads the model, then trains                                  `open_round`, `forget_run`
+    pull        answers the requests of later phases while training runs      `handle`
     background  waits for the rotation's seed; encodes and masks the update   `encode`
 
 Secrets are in memory only. A round is dropped when the client withdraws from it, when the aggregator withdraws its
@@ -92,7 +92,7 @@ class SecureRounds:
         self._left: dict[str, str] = {}  # training id of a round that this client left -> its run
 
     @contextlib.contextmanager
-    def during(self, job: AssignmentContext, size: int, policy: Policy, send: Send | None) -> Iterator[None]:
+    def open_round(self, job: AssignmentContext, size: int, policy: Policy, send: Send | None) -> Iterator[None]:
         """Open a round when the block around the training has loaded the model, and drop it if the block fails.
 
         `size` is the number of trained parameters. `send` gets the client's advertisement. `policy` is the owner's.
@@ -140,7 +140,7 @@ class SecureRounds:
             self._open[training] = _Round(made, lattice, assignment.run)
         return _reply(assignment, advertisement)
 
-    def answer(self, delivery: Delivery) -> PhaseReply | None:
+    def handle(self, delivery: Delivery) -> PhaseReply | None:
         """Return this client's message in a phase; None for `masked`, whose answer is the update itself.
 
         Raises `CannotReply` ("failed", with the reason of the `Withdraw` as its text) if the client leaves the round.

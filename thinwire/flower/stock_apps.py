@@ -344,7 +344,7 @@ def trained(request: Carried, context: Context) -> Carried:
         bundle.write(request.parts)
         bundle.flush()
         delivery = Delivery(assignment, Path(bundle.name))
-        reply, file = handler.answer(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))
+        reply, file = handler.handle(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))
     return Carried(reply_to_bytes(reply), file.read_bytes() if file else b"")
 
 

@@ -313,12 +313,12 @@ class HandlerCache:
         duration_s = handler.clock.now() - virtual_began if self.population.step_s else time.perf_counter() - began
         bundle = folders[-1].body(file) if file else None
         if bundle is None and reply is not None:  # no reply is lost in transit; one with parts is read later
-            handler.delivered(reply)
+            handler.mark_delivered(reply)
         if reply is None:  # the client must not be evicted: the secrets of its round are in memory only
             self._states.drop(index)
             return TimedReply(None, None, duration_s, tuple(advertisements))
         cached_bytes = sum(folder.cached_bytes for folder in folders if isinstance(folder, CachedRunFolder))
-        self._states.use(index, HANDLER_BYTES + handler.kept.held_bytes + cached_bytes)
+        self._states.use(index, HANDLER_BYTES + handler.runs.nbytes + cached_bytes)
         for other in self._states.excess(MAX_STATE_BYTES):
             self.evict(other)
         self._data.use(index, HANDLER_BYTES + self.executor.inner.split_bytes(handler.client))
@@ -331,7 +331,7 @@ class HandlerCache:
     ) -> tuple[Reply | None, Path | None]:
         """Return a client's reply and its file; no reply if its update follows in the phase `masked`."""
         if delivery.assignment.kind == "secure":
-            reply = handler.answer_phase(delivery, _nothing)
+            reply = handler.handle_phase(delivery, _nothing)
             if reply is None:
                 return handler.finish(self._unmasked.pop(index))
             return reply, None

@@ -323,7 +323,7 @@ class TrainingWork:
         self.begin(delivery, turn)
         pending, self._pending = self._pending, None
         assert pending is not None
-        self.handler.delivered(pending.reply, turn.encode_s + turn.sending_s(len(pending.body)))
+        self.handler.mark_delivered(pending.reply, turn.encode_s + turn.sending_s(len(pending.body)))
         return pending.reply, pending.body
 
     def _train(self, delivery: Delivery, download_s: float) -> PendingReply:
@@ -333,8 +333,8 @@ class TrainingWork:
         with_outcomes = replace(
             delivery, assignment=replace(assignment, outcomes=(*assignment.outcomes, *dropped)), download_s=download_s
         )
-        reply, file = self.handler.answer(with_outcomes, lambda: False, lambda line: None)
-        body = self.handler.kept[assignment.run][0].body(file) if file else b""
+        reply, file = self.handler.handle(with_outcomes, lambda: False, lambda line: None)
+        body = self.handler.runs[assignment.run][0].body(file) if file else b""
         self._withdrawn = []
         return PendingReply(
             assignment.assignment_id, reply, body if isinstance(body, bytes) else b"", self.executor.clock.now() - began

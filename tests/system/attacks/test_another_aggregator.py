@@ -94,7 +94,7 @@ class Device:
         here.fleet.send([Envelope(DEVICE, assigned.assignment, assigned.bundle)])
         delivery = link.pull(PATIENCE_S)
         assert delivery is not None
-        header, body = self.handler().answer(delivery, lambda: False, self.said.append)
+        header, body = self.handler().handle(delivery, lambda: False, self.said.append)
         assert isinstance(header, ReplyHeader)
         assert body is not None
         return link, delivery, header, body

@@ -27,7 +27,7 @@ def test_a_plan_moves_no_cursor_and_forges_no_line(tmp_path: Path, changed: dict
     for name, value in changed.items():
         raw[name] = {**raw[name], **value} if name in raw else value
     bad = dataclasses.replace(delivery, assignment=dataclasses.replace(delivery.assignment, plan=raw), bundle=None)
-    reply, _ = handler.answer(bad, lambda: False, Logbook(tmp_path, lines.append))
+    reply, _ = handler.handle(bad, lambda: False, Logbook(tmp_path, lines.append))
     assert type(reply).__name__ == "Failure"
     kept = (tmp_path / LOG_FILE).read_text()
     last = tmp_path / "device" / LAST_ERROR

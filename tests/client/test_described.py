@@ -18,7 +18,7 @@ def started(folder: Path) -> str:
     worker = Worker([f"small={folder / 'task.py'}"], Interpreter(None, private_folder(folder / "client")), device="cpu")
     try:
         worker.describe()
-        return worker.described[0].report.layout_digest
+        return worker.manifests[0].report.layout_digest
     finally:
         worker.close()
 

@@ -86,5 +86,5 @@ def test_it_goes_into_no_residual_whatever_is_said_of_it(tmp_path: Path) -> None
     other, _ = given(calm)
     unheard, untold = calm.answer(other, calm.assign())
     assert told.read_bytes() == untold.read_bytes() and heard.residual_norm == unheard.residual_norm
-    after, before = (one.kept[RUN][1].residual for one in (handler, other))
+    after, before = (one.runs[RUN][1].residual for one in (handler, other))
     assert after is not None and before is not None and np.array_equal(after, before)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.small_task import Aggregator
 from tests.support.trained_elsewhere import TASK, Elsewhere
 from thinwire.client import load_task
-from thinwire.client.worker_process import OLDEST, OURS, Interpreter
+from thinwire.client.worker_process import MIN_PYTHON, OURS, Interpreter
 from thinwire.core.errors import UsageError
 from thinwire.core.types import ReplyHeader
 
@@ -74,7 +74,7 @@ def test_it_has_nothing_of_ours_and_gives_the_same_bits(
 
 @pytest.mark.parametrize("path", [*COMPUTE, *ADAPTERS, *ABOVE], ids=lambda path: f"{path.parent.name}.{path.stem}")
 def test_what_it_imports_of_ours_is_python_3_8_and_imports_nothing_else(path: Path) -> None:
-    tree = ast.parse(path.read_text(), feature_version=OLDEST)
+    tree = ast.parse(path.read_text(), feature_version=MIN_PYTHON)
     allowed = {*sys.stdlib_module_names, *(() if path in ABOVE else ("numpy", "torch"))}
     for node in imported(tree, inner=path not in ABOVE):
         if isinstance(node, ast.Import):
@@ -103,7 +103,7 @@ def runs(python: str | Path) -> bool:
 
 def test_the_oldest_python_says_what_it_lacks(tmp_path: Path) -> None:
     """Where there is one: what speaks with us runs on it, and it has no torch."""
-    called = "python{}.{}".format(*OLDEST)
+    called = "python{}.{}".format(*MIN_PYTHON)
     beside = sorted(Path(sys.base_prefix).parent.glob(f"*/bin/{called}"))  # where versions stand side by side
     found = [path for path in (*beside, shutil.which(called)) if path and runs(path)]
     if not found:

@@ -15,7 +15,7 @@ from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client import loop
 from thinwire.client.calls import Say
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.run_state import SEQUENCES_A_MARK, MARK
+from thinwire.client.run_state import MARK, SEQUENCES_A_MARK
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import write_atomically
 from thinwire.core.types import ReplyHeader

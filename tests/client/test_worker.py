@@ -62,7 +62,7 @@ def untimed(header: ReplyHeader) -> ReplyHeader:
 def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
+    monkeypatch.setattr(worker_process, "CANCEL_GRACE_S", 0.1)
     handler = elsewhere.handler()
     handler.admission = AdmissionController(Policy(max_assignment_minutes=0.005))
     elsewhere.wish(ENDLESS)
@@ -159,10 +159,10 @@ def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number:
     handler = elsewhere.handler()
     assert isinstance(elsewhere.answer(handler, number), ReplyHeader)  # it is there: starting it takes its time
     elsewhere.wish(ENDLESS)
-    elsewhere.worker.patience.hung_s = 0.2
+    elsewhere.worker.watchdog.hung_s = 0.2
     failure = elsewhere.answer(handler, number, assignment_id="hangs", deadline_s=0.2)
     assert (failure.kind, failure.text.startswith("hung: ")) == ("worker", True)
-    elsewhere.worker.patience.hung_s = worker_process.HUNG_S
+    elsewhere.worker.watchdog.hung_s = worker_process.HUNG_S
     elsewhere.wish()
     assert isinstance(elsewhere.answer(handler, number, assignment_id="after"), ReplyHeader)
 
@@ -173,7 +173,7 @@ class Scripted:
     def __init__(self, clock: VirtualClock, *script: tuple[float, dict[str, Any] | None]) -> None:
         self.clock, self.script, self.killed = clock, list(script), False
 
-    def hear(self, wait_s: float) -> dict[str, Any] | None:
+    def receive(self, wait_s: float) -> dict[str, Any] | None:
         seconds, header = self.script.pop(0)
         self.clock.advance(seconds)
         return header
@@ -181,40 +181,40 @@ class Scripted:
     def kill(self) -> None:
         self.killed = True
 
-    def held_to_account(self) -> contextlib.AbstractContextManager[None]:
+    def translated_errors(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
-def heard(patient: Watchdog, child: Scripted, had_s: float) -> dict[str, Any]:
-    return patient.heard(child, lambda *_: None, lambda: False, patient.until(had_s))  # type: ignore[arg-type]  # a double
+def result(watchdog: Watchdog, child: Scripted, given_s: float) -> dict[str, Any]:
+    return watchdog.wait_for_result(child, lambda *_: None, lambda: False, watchdog.deadline(given_s))  # type: ignore[arg-type]  # a double
 
 
 def test_what_is_slow_is_not_taken_for_what_hangs() -> None:
     clock = VirtualClock()
-    patient = Watchdog(60.0, clock.now)
+    watchdog = Watchdog(60.0, clock.now)
     step = (59.0, {"told": ["train", 1, 0]})
     late = Scripted(clock, *[step] * 100, (59.0, {"done": {}}))
-    assert heard(patient, late, had_s=10.0) == {"done": {}}
+    assert result(watchdog, late, given_s=10.0) == {"done": {}}
     hung = Scripted(clock, *[step] * 3, (30.0, None), (31.0, None))
     with pytest.raises(WorkerDied, match="hung: 61 s without a sign of life, and past the deadline"):
-        heard(patient, hung, had_s=10.0)
+        result(watchdog, hung, given_s=10.0)
     assert hung.killed
     early = Scripted(clock, (3000.0, None), (3000.0, {"done": {}}))
-    assert heard(patient, early, had_s=6000.0) == {"done": {}}
+    assert result(watchdog, early, given_s=6000.0) == {"done": {}}
 
 
 def test_after_one_that_hung_the_next_has_twice_as_long() -> None:
     clock = VirtualClock()
-    patient = Watchdog(60.0, clock.now)
+    watchdog = Watchdog(60.0, clock.now)
     for quiet_s in (60.0, 120.0, 240.0):
         with pytest.raises(WorkerDied):
-            heard(patient, Scripted(clock, (10.0 + quiet_s, None), (1.0, None)), had_s=10.0)
+            result(watchdog, Scripted(clock, (10.0 + quiet_s, None), (1.0, None)), given_s=10.0)
 
 
 def test_a_withdrawn_assignment_ends_with_its_batch_and_the_process_stays(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LETS_GO_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr(worker_process, "CANCEL_GRACE_S", 60.0)  # however slow this machine is
     handler = elsewhere.handler()
     assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
     before, begun = elsewhere.worker.pid, elsewhere.begun()
@@ -229,7 +229,7 @@ def test_one_that_does_not_let_go_of_a_withdrawn_assignment_is_ended(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = elsewhere.handler()
-    monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
+    monkeypatch.setattr(worker_process, "CANCEL_GRACE_S", 0.1)
     begun = elsewhere.begun(f"; {ENDLESS}")
     with pytest.raises(Cancelled):
         elsewhere.answer(handler, number, begun.exists)
@@ -318,10 +318,10 @@ def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int, s
 def test_it_is_ended_after_a_while_without_an_assignment(elsewhere: Elsewhere, number: int) -> None:
     handler = elsewhere.handler()
     assert isinstance(elsewhere.answer(handler, number), ReplyHeader)
-    elsewhere.worker.rest()
+    elsewhere.worker.stop_if_idle()
     rested = elsewhere.worker.pid
     elsewhere.worker.idle_s = 0.0
-    elsewhere.worker.rest()
+    elsewhere.worker.stop_if_idle()
     assert (rested is None, elsewhere.worker.pid) == (False, None)
     elsewhere.worker.idle_s = workers.IDLE_S
 
@@ -334,7 +334,7 @@ def test_the_client_says_that_it_loads_the_task_again(elsewhere: Elsewhere, numb
         elsewhere.said.clear()
         assert isinstance(elsewhere.answer(handler, number + more), ReplyHeader)
         said.append([line for line in elsewhere.said if "load the task" in line])
-    assert said == [[f"round {number}: load the task again, after a rest or an error"], []]
+    assert said == [[f"round {number}: loading the task in a new worker, after idle time or an error"], []]
 
 
 def test_a_restart_ends_the_process_that_has_the_old_code(elsewhere: Elsewhere) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.client.train.framed_socket import LENGTH, MAX_HEADER, BadFrame, FramedSocket
-from thinwire.client.worker_process import Interpreter, WorkerDied, WorkerProcess, died
+from thinwire.client.worker_process import Interpreter, WorkerDied, WorkerProcess, describe_exit
 
 FLOATS = np.arange(5, dtype=np.float32)
 
@@ -104,8 +104,8 @@ def test_a_process_that_says_what_cannot_be_is_ended(tmp_path: Path, said: bytes
     speaking = Speaking(None, tmp_path)
     object.__setattr__(speaking, "said", said)
     child = WorkerProcess(speaking, tmp_path, 20.0)
-    with pytest.raises(WorkerDied, match="it said what is not valid"):
-        while child.hear(20.0) is None:
+    with pytest.raises(WorkerDied, match="it sent an invalid message"):
+        while child.receive(20.0) is None:
             pass
     assert not child.alive
 
@@ -119,4 +119,4 @@ def test_a_process_that_did_not_start_is_said(tmp_path: Path) -> None:
     ("code", "text"), [(0, "ended with exit code 0"), (-15, "killed by SIGTERM"), (-100, "killed by signal 100")]
 )
 def test_an_exit_code_in_words(code: int, text: str) -> None:
-    assert died(code) == text
+    assert describe_exit(code) == text

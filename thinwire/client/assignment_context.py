@@ -169,7 +169,7 @@ class AssignmentContext:
         trains = self.assignment.kind == "train"
         if what == "load":
             where = f"round {self.assignment.round}: " if trains else ""
-            self.say(f"{where}load the task again, after a rest or an error")
+            self.say(f"{where}loading the task in a new worker, after idle time or an error")
             return
         if what == "measure":
             self.say(f"round {self.assignment.round}: evaluate" if trains else "evaluate the last model")

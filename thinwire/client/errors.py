@@ -3,8 +3,8 @@
 An exception's message and the locals of its frames may hold data. The whole traceback is kept in the client's own
 folder: `thinwire client logs --last-error`.
 
-`named` and `in_our_words` are used where this process calls `client/train/` itself. They turn its errors into the
-errors of `thinwire.core.errors`, which exit codes are assigned to.
+`as_thinwire_error` and `translate_errors` are for calls of `client/train/` in this process: they turn its errors into
+those of `thinwire.core.errors`, which have exit codes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import thinwire
 from thinwire.client.train import errors
-from thinwire.client.train.errors import BadUsage, NotFinite, Wrong
+from thinwire.client.train.errors import BadUsage, NotFinite, TrainError
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate, TaskError, ThinwireError, UsageError
 from thinwire.core.formatting import plain
 from thinwire.core.statedir import private_folder, write_atomically
@@ -33,22 +33,22 @@ KINDS: tuple[tuple[type[Exception], str], ...] = (
     (DataLost, "disk"),
 )
 FAILED = "failed"  # the kind of a failure in a secure round; its text is one of a few fixed words
-TELLING = ("task-error", "non-finite", "worker", "disk")  # kinds that tell something of a device's data or work
-WORK = "work"  # the word for all of these
-NOT_WRONG = ("declined", "need-plan")  # nothing went wrong: the last error is still the last error
+REVEALING_KINDS = ("task-error", "non-finite", "worker", "disk")  # that reveal something of a device's data
+WORK = "work"  # the text that replaces theirs in a secure round
+NO_ERROR_KINDS = ("declined", "need-plan")  # no errors: they do not replace the stored last error
 OURS = os.path.dirname(os.path.abspath(thinwire.__file__)) + os.sep
 
 
 class CannotReply(Exception):
-    """The reason why this device cannot work on an assignment.
+    """Raised if this device cannot work on an assignment: the reply is a failure.
 
-    `kind` is its name; the text is Thinwire's and holds no data. `said` may hold data: it is for this device's owner
-    alone.
+    `kind` is the failure's kind. The text `why` is Thinwire's and holds no data. `owner_text` may hold data: only this
+    device's owner may see it.
     """
 
-    def __init__(self, kind: str, why: str, said: str = "") -> None:
+    def __init__(self, kind: str, why: str, owner_text: str = "") -> None:
         super().__init__(why)
-        self.kind, self.said = kind, said or why
+        self.kind, self.owner_text = kind, owner_text or why
 
 
 def failure_of(error: Exception, assignment: Assignment, device: str, file: str, folder: Path) -> Failure:
@@ -56,15 +56,15 @@ def failure_of(error: Exception, assignment: Assignment, device: str, file: str,
     kind, text = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error"), place(error, file)
     if isinstance(error, CannotReply):
         kind, text = error.kind, str(error)
-    if kind not in NOT_WRONG:
+    if kind not in NO_ERROR_KINDS:
         with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
-            remember(folder, error, f"{assignment.run}, round {assignment.round}: {kind}")
+            save_last_error(folder, error, f"{assignment.run}, round {assignment.round}: {kind}")
     return Failure(kind, text, assignment.assignment_id, device, identity=assignment.identity)
 
 
 def without_details(failure: Failure) -> Failure:
-    """Return a failure as a secure round tells it: without a kind or a text that would be a fact of a single client."""
-    return replace(failure, kind=FAILED, text=WORK) if failure.kind in TELLING else failure
+    """Return the failure that is sent in a secure round, without a kind or a text that reveals a client's data."""
+    return replace(failure, kind=FAILED, text=WORK) if failure.kind in REVEALING_KINDS else failure
 
 
 def place(error: BaseException, file: str) -> str:
@@ -78,15 +78,15 @@ def place(error: BaseException, file: str) -> str:
     return errors.place(error, file)
 
 
-def remember(folder: Path, error: BaseException, what: str) -> None:
-    """Keep the traceback of the latest error, where only this device's owner reads it."""
+def save_last_error(folder: Path, error: BaseException, what: str) -> None:
+    """Store the traceback of the latest error in the client's own folder."""
     lines = [plain(line.expandtabs()) for line in "".join(traceback.format_exception(error)).split("\n")]
     text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}\n\n" + "\n".join(lines)
     write_atomically(private_folder(folder) / LAST_ERROR, text.encode(errors="replace"))
 
 
-def recalled(folder: Path) -> str:
-    """Return the class and the text of the error that `remember` kept in a folder, without the traceback; "" if none.
+def last_error(folder: Path) -> str:
+    """Return the class and the text of the error that `save_last_error` stored, without the traceback; "" if none.
 
     Only this device's owner may see it.
     """
@@ -100,17 +100,18 @@ def recalled(folder: Path) -> str:
     return "\n".join(lines[after:])
 
 
-def named(wrong: Wrong) -> ThinwireError:
-    """Return the Thinwire error with the same words."""
-    kinds: tuple[tuple[type[Wrong], type[ThinwireError]], ...] = ((BadUsage, UsageError), (NotFinite, NonFiniteUpdate))
-    made = next((ours for theirs, ours in kinds if isinstance(wrong, theirs)), TaskError)
+def as_thinwire_error(wrong: TrainError) -> ThinwireError:
+    """Return an error of `client/train/` as the corresponding Thinwire error, with the same texts."""
+    classes: tuple[tuple[type[TrainError], type[ThinwireError]], ...]
+    classes = ((BadUsage, UsageError), (NotFinite, NonFiniteUpdate))
+    made = next((ours for theirs, ours in classes if isinstance(wrong, theirs)), TaskError)
     return made(wrong.what, wrong.why, wrong.hint)
 
 
 @contextlib.contextmanager
-def in_our_words() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Translate errors of `client/train/` into Thinwire's, around a block or as a decorator."""
     try:
         yield
-    except Wrong as wrong:
-        raise named(wrong) from wrong
+    except TrainError as wrong:
+        raise as_thinwire_error(wrong) from wrong

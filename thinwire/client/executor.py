@@ -13,14 +13,14 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.aggregation import float_buffers
-from thinwire.client.errors import CannotReply, named
+from thinwire.client.errors import CannotReply, as_thinwire_error
 from thinwire.client.private_noise import DeviceSecrets
 from thinwire.client.task import TaskManifest
-from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, Wrong
+from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, TrainError
 from thinwire.client.train.protocol import ClientInfo, Local, TrainRequest, TrainResult
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
-from thinwire.client.worker_process import HUNG_S, LOG, Interpreter, Until, Watchdog, WorkerDied, WorkerProcess
+from thinwire.client.worker_process import HUNG_S, LOG, Deadline, Interpreter, Watchdog, WorkerDied, WorkerProcess
 from thinwire.core.errors import TaskError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout, differences
@@ -126,7 +126,7 @@ class InProcessExecutor:
         return tell
 
 
-IDLE_S = 600.0  # without an assignment, after which the process is ended and its memory is free
+IDLE_S = 600.0  # without an assignment, after which the process is ended to free its memory
 
 
 class RemoteTraceback(Exception):
@@ -156,9 +156,9 @@ class Worker:
     ) -> None:
         self.specs, self.interpreter, self.folder = tuple(specs), interpreter, interpreter.folder
         self.device, self.threads, self.idle_s, self._clock = device, threads, idle_s, clock
-        self.patience = Watchdog(hung_s, clock)
+        self.watchdog = Watchdog(hung_s, clock)
         self.stopping: Callable[[], bool] = lambda: False
-        self.described: list[TaskManifest] = []
+        self.manifests: list[TaskManifest] = []
         self.versions: Mapping[str, str] = {}
         self._child: WorkerProcess | None = None
         self._number, self._used_at = 0, clock()
@@ -169,36 +169,37 @@ class Worker:
         return self._child.process.pid if self._child is not None else None
 
     def describe(self) -> None:
-        """Load the tasks in the process, at every start.
+        """Start the process, and read the manifests of the tasks from it.
 
-        No digest of files proves that a model is the same: its packages, its data and its environment make it too.
+        This is done at every start: a digest of the task's files does not tell that its model is the same, because the
+        model also depends on packages, data and environment.
         Raises TaskError or UsageError if the person who typed the command can fix it, and ModuleNotFoundError if torch
         is missing.
         """
         self.versions = self.interpreter.versions
         try:
-            self._started(None)
+            self._start(None)
             self._require_tasks()
-        except Wrong as wrong:
-            raise named(wrong) from wrong
+        except TrainError as wrong:
+            raise as_thinwire_error(wrong) from wrong
         except WorkerDied as broken:
             hint = f"what it printed last: {self.folder / LOG}"
             raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
 
     def executors(self) -> list[SubprocessExecutor]:
         """Return an executor for each task."""
-        return [SubprocessExecutor(self, one.name) for one in self.described]
+        return [SubprocessExecutor(self, one.name) for one in self.manifests]
 
     def restart(self) -> None:
         """Start a fresh process with the current code. A task that fails to load has the error in its report."""
         self.close()
         try:
-            self._started(None)
-        except Wrong as wrong:
-            raise named(wrong) from wrong
+            self._start(None)
+        except TrainError as wrong:
+            raise as_thinwire_error(wrong) from wrong
 
-    def rest(self) -> None:
-        """End the process if it was idle for `idle_s`, to give its memory back."""
+    def stop_if_idle(self) -> None:
+        """End the process if it was idle for `idle_s`, to free its memory."""
         if self._child is not None and self._clock() - self._used_at >= self.idle_s:
             self.close()
 
@@ -220,12 +221,12 @@ class Worker:
         left_s: float | None = None,
     ) -> TrainResult:
         """Execute a request of `task` in the process, starting it if needed; see `Executor.do`."""
-        layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
+        layout, deadline, began = self.layout(task), self.watchdog.deadline(left_s), self._clock()
         try:
             child = self._child if self._child is not None and self._child.alive else None
             if child is None:
                 tell("load", 0, 0)
-                child = self._started(until)
+                child = self._start(deadline)
             if self.layout(task).digest != layout.digest:
                 differs = differences(self.layout(task), layout)
                 raise CannotReply("layout-mismatch", f"its code gives another model than it did: {differs}")
@@ -241,8 +242,8 @@ class Worker:
             }  # fmt: skip
             vectors = [vector for vector in (params, buffers, request.shift, request.kept) if vector is not None]
             child.send(header, *vectors, arrays=request.state or None)
-            found = self.patience.heard(child, tell, cancelled, until, self._number)
-            with child.held_to_account():
+            found = self.watchdog.wait_for_result(child, tell, cancelled, deadline, self._number)
+            with child.translated_errors():
                 if "failed" in found:
                     raise self._error(child, found["failed"])
                 if "cancelled" in found:
@@ -253,13 +254,13 @@ class Worker:
                 vectors = child.vectors(found, sizes if request.train or request.first else [])
                 done.state = child.arrays(found, request.max_state_bytes)
             done.params, done.buffers, done.kept = (*vectors, None, None, None)[:3]
-        except Wrong as wrong:
+        except TrainError as wrong:
             raise CannotReply("task-error", wrong.what, str(wrong)) from wrong
         finally:
             self._used_at = self._clock()
             if self._child is not None and not self._child.alive:
                 self._child = None
-        self.patience.rewarded()
+        self.watchdog.reset()
         return done
 
     def layout(self, task: str) -> Layout:
@@ -271,20 +272,20 @@ class Worker:
 
     def find(self, task: str) -> TaskManifest:
         """Return the description of a task."""
-        return next(one for one in self.described if one.name == task)
+        return next(one for one in self.manifests if one.name == task)
 
-    def _started(self, until: Until | None) -> WorkerProcess:
-        """Start a process that has loaded the tasks. Raises `Wrong` if the tasks or the interpreter are unusable."""
-        self._child = child = WorkerProcess(self.interpreter, self.folder, self.patience.hung_s)
+    def _start(self, deadline: Deadline | None) -> WorkerProcess:
+        """Start a process, and let it load the tasks; raise `TrainError` if tasks or interpreter are unusable."""
+        self._child = child = WorkerProcess(self.interpreter, self.folder, self.watchdog.hung_s)
         try:
             child.send({"do": "load", "tasks": self.specs, "device": self.device, "threads": self.threads})
-            found = self.patience.heard(child, lambda what, done, total: None, self.stopping, until)
-            with child.held_to_account():
+            found = self.watchdog.wait_for_result(child, lambda what, done, total: None, self.stopping, deadline)
+            with child.translated_errors():
                 if "missing" in found:
                     raise self._missing(str(found["missing"]))
                 if "wrong" in found:
                     raise _wrong(found["wrong"])
-                self.described = [TaskManifest.told(row) for row in found["loaded"]]
+                self.manifests = [TaskManifest.from_message(row) for row in found["loaded"]]
                 self.versions = {**self.interpreter.versions, **found["versions"]}
         except BaseException:
             self._child = None
@@ -309,7 +310,7 @@ class Worker:
 
         At the start it ends the client; later it fails the task's assignments.
         """
-        for one in self.described:
+        for one in self.manifests:
             if one.wrong:
                 self.close()
                 raise _wrong(one.wrong)
@@ -350,7 +351,7 @@ def _sizes(layout: Layout, personal: Collection[str], trains: bool) -> list[int]
     return [*shared, own] if personal and trains else shared
 
 
-def _wrong(raw: Sequence[str]) -> Wrong:
+def _wrong(raw: Sequence[str]) -> TrainError:
     kind, what, why, hint = (str(text) for text in raw)
     return (BadUsage if kind == "BadUsage" else BadTask)(what, why, hint)
 

@@ -30,7 +30,7 @@ from thinwire.client.personal import executor_for
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, write_behind_folder
 from thinwire.client.run_store import RunStore
 from thinwire.client.secure import SecureRounds, Send
-from thinwire.client.train.errors import Cancelled, in_full
+from thinwire.client.train.errors import Cancelled, full_text
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
 from thinwire.core.errors import DataLost
@@ -382,8 +382,8 @@ class AssignmentHandler:
         if self.environment.debug:
             raise error
         failure = errors.failure_of(error, assignment, self.name, self.executor.file, self.folder)
-        failed = "" if failure.kind in (*errors.NOT_WRONG, errors.FAILED) else "failed, "
-        said = error.said if isinstance(error, CannotReply) else in_full(error)
+        failed = "" if failure.kind in (*errors.NO_ERROR_KINDS, errors.FAILED) else "failed, "
+        said = error.owner_text if isinstance(error, CannotReply) else full_text(error)
         say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
         plan = self.admission.plans.known(assignment)  # most assignments name their plan by its digest
         if not is_protected(replace(assignment, plan=plan or assignment.plan)):

@@ -64,6 +64,6 @@ class Reloader:
         except (ThinwireError, CannotReply, ImportError, Cancelled) as error:  # the next assignment tries again
             say(f"the tasks are not imported: {error}")
             return
-        for task in self.worker.described:
+        for task in self.worker.manifests:
             if not task.report.error:
                 say(f"the task {task.name} is {task.version} {task.source_digest[:12]}".replace("  ", " "))

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from thinwire.aggregation import codecs
-from thinwire.client.errors import in_our_words
+from thinwire.client.errors import translate_errors
 from thinwire.client.train import partitions, task
 from thinwire.client.train.errors import place
 from thinwire.client.train.protocol import Local, ignored
@@ -46,8 +46,8 @@ __all__ = [
 
 GROUP = "thinwire.tasks"
 
-load_task = in_our_words()(task.load_task)
-as_task = in_our_words()(task.as_task)
+load_task = translate_errors()(task.load_task)
+as_task = translate_errors()(task.as_task)
 
 
 def installed_tasks() -> dict[str, str]:
@@ -94,7 +94,7 @@ class Initial:
     left_out: str = ""  # the part of the model's state that is not sent, in words
 
 
-@in_our_words()
+@translate_errors()
 def initial_model(task: LoadedTask, run_seed: int, personal_layers: Sequence[str] = ()) -> Initial:
     """Return a model drawn by the run's seed, without its personal layers.
 
@@ -109,9 +109,9 @@ def initial_model(task: LoadedTask, run_seed: int, personal_layers: Sequence[str
     return Initial(*shared, first.fixed, first.left_out)
 
 
-parse_split = in_our_words()(partitions.parse_split)
-partition = in_our_words()(partitions.partition)
-own_part = in_our_words()(partitions.own_part)
+parse_split = translate_errors()(partitions.parse_split)
+partition = translate_errors()(partitions.partition)
+own_part = translate_errors()(partitions.own_part)
 held_out = partitions.held_out
 
 
@@ -130,7 +130,7 @@ class TaskManifest:
     left_out: str = ""  # the part of the model's state that is not sent, in words
 
     @classmethod
-    def told(cls, row: Mapping[str, Any]) -> TaskManifest:
+    def from_message(cls, row: Mapping[str, Any]) -> TaskManifest:
         """Return a description from the worker's message.
 
         Raises LookupError, TypeError or ValueError if the message is invalid.

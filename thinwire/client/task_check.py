@@ -33,7 +33,7 @@ from thinwire.client.task import Initial, initial_model, require_own_loop
 from thinwire.client.train import data
 from thinwire.client.train import module as tensors
 from thinwire.client.train.context import Context
-from thinwire.client.train.errors import Wrong, task_code
+from thinwire.client.train.errors import TrainError, task_code
 from thinwire.client.train.evaluate import BATCH, evaluate, names, numbers, whole_set
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
@@ -122,7 +122,7 @@ def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
         require_alike(runtime.places, tensors.places_of(build(task)))
         with task_code():
             return _rehearse(runtime, client, plan, initial)
-    except (ThinwireError, Wrong) as error:
+    except (ThinwireError, TrainError) as error:
         raise (
             error if isinstance(error, (TaskError, PlanError)) else TaskError(error.what, error.why, error.hint)
         ) from error

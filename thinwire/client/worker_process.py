@@ -1,8 +1,8 @@
-"""Run the worker: the process that trains, connected by a socket, with a bounded log, and ended whatever it does.
+"""Run the worker: the process that trains. It is connected by a socket, its log is bounded, and it can always be ended.
 
-`WorkerProcess` is the process itself. `Watchdog` decides how long it is waited for: while it has time left or gives a
-sign of life. `Interpreter` is the Python that trains: Thinwire's own, or another one that has numpy and torch and no
-Thinwire.
+`WorkerProcess` is the process itself. `Watchdog` decides how long the client waits for it: until its deadline, and as
+long as it sends signs of life. `Interpreter` is the Python that trains: Thinwire's own, or another one that has numpy
+and torch and no Thinwire.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 LOG = "worker.log"
 MAX_LOG = 1 << 20  # bytes of the log, and of the older one
-ENDS_S = 5.0  # longest time that the process may take to end by itself
+EXIT_GRACE_S = 5.0  # within which the process must exit after its socket was closed
 
 
 class WorkerDied(CannotReply):
-    """The process is gone, by itself or killed, and the assignment that it worked on fails."""
+    """Raised if the process exited or was killed, so that the assignment on which it worked fails."""
 
     def __init__(self, why: str) -> None:
         super().__init__("worker", why)
@@ -58,9 +58,9 @@ class WorkerProcess:
     the process is gone.
     """
 
-    def __init__(self, interpreter: Interpreter, folder: Path, takes_s: float) -> None:
+    def __init__(self, interpreter: Interpreter, folder: Path, io_timeout_s: float) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(takes_s)  # for a header or a vector that has begun, in both directions
+        ours.settimeout(io_timeout_s)  # for a header or a vector that has begun, in both directions
         with theirs:
             try:
                 self.process = subprocess.Popen(
@@ -82,28 +82,28 @@ class WorkerProcess:
 
     def send(self, header: Mapping[str, Any], *vectors: Vector, arrays: Arrays | None = None) -> None:
         """Send a message with its vectors and named arrays."""
-        with self.held_to_account():
+        with self.translated_errors():
             self._wire.send(header, *vectors, arrays=arrays)
 
-    def hear(self, wait_s: float) -> dict[str, Any] | None:
+    def receive(self, wait_s: float) -> dict[str, Any] | None:
         """Return the next message of the process, None if none comes within `wait_s`."""
-        with self.held_to_account():
+        with self.translated_errors():
             if not select.select([self._wire.sock], [], [], wait_s)[0]:
                 return None
             return self._wire.header()
 
     def vectors(self, header: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
         """Return the vectors that follow the message `header`, if they have these sizes."""
-        with self.held_to_account():
+        with self.translated_errors():
             return self._wire.vectors(header, sizes)
 
     def arrays(self, header: Mapping[str, Any], max_bytes: int) -> Arrays | None:
         """Return the named arrays behind the vectors of the message `header`, None if it has none."""
-        with self.held_to_account():
+        with self.translated_errors():
             return self._wire.arrays(header, max_bytes)
 
     @contextlib.contextmanager
-    def held_to_account(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Translate I/O and framing errors of the process into `WorkerDied`.
 
         A process that sent an invalid message, or stopped in the middle of one, is killed.
@@ -111,28 +111,28 @@ class WorkerProcess:
         try:
             yield
         except EOFError:
-            raise WorkerDied(died(self._reaped(ENDS_S))) from None
+            raise WorkerDied(describe_exit(self._reap(EXIT_GRACE_S))) from None
         except (BadFrame, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             self.kill()
-            raise WorkerDied("it said what is not valid") from error
+            raise WorkerDied("it sent an invalid message") from error
         except TimeoutError as error:
             self.kill()
-            raise WorkerDied("it stopped in the middle of a word") from error
+            raise WorkerDied("it stopped in the middle of a message") from error
 
     def close(self) -> None:
         """Close the socket, which ends the process.
 
-        Wait up to `ENDS_S` for it and for what it started, then kill its process group.
+        Wait up to `EXIT_GRACE_S` for it and for what it started, then kill its process group.
         """
         self._wire.sock.close()
-        self._log.join(ENDS_S)  # until no process that it started can print any more
-        self._reaped(0.0)
+        self._log.join(EXIT_GRACE_S)  # until no process that it started can print any more
+        self._reap(0.0)
 
     def kill(self) -> None:
         """Kill the process and everything that it started."""
-        self._reaped(0.0)
+        self._reap(0.0)
 
-    def _reaped(self, wait_s: float) -> int:
+    def _reap(self, wait_s: float) -> int:
         self._wire.sock.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if wait_s:
@@ -147,10 +147,10 @@ class WorkerProcess:
         append_all(self.process.stdout, self._folder / LOG, MAX_LOG)
 
 
-def died(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe an exit code.
 
-    >>> died(-9), died(3)
+    >>> describe_exit(-9), describe_exit(3)
     ('killed by SIGKILL: perhaps there was no memory left', 'ended with exit code 3')
     """
     if code >= 0:
@@ -162,21 +162,21 @@ def died(code: int) -> str:
 
 
 WITHDRAWN_CHECK_S = 0.1  # between two checks if the assignment was withdrawn
-LETS_GO_S = 5.0  # from the message that the assignment was withdrawn to the end of the batch
+CANCEL_GRACE_S = 5.0  # within which the process must stop after the message that the assignment was withdrawn
 HUNG_S = 60.0  # past the deadline without a sign of life
-MAX_TWICE = 10  # most doublings of the time that a worker has
+MAX_DOUBLINGS = 10  # of the time that a worker has
 
 
 @dataclass(frozen=True)
-class Until:
-    """A deadline on a worker's clock. `had_s` are the seconds that were left when the work began."""
+class Deadline:
+    """A deadline on a worker's clock. `given_s` are the seconds that were left when the work began."""
 
     at: float
-    had_s: float
+    given_s: float
 
 
 class Watchdog:
-    """The watchdog of one worker. `hung_s` is the least time that it has past its deadline without a sign of life.
+    """The watchdog of one worker. `hung_s` is the least silence after which a late worker is killed.
 
     Invariant: a worker that hangs is killed past its deadline after `hung_s`, or after the time that it had, if that is
     longer. After each worker that hung the next one has twice as long, so slow work ends at some time.
@@ -185,53 +185,58 @@ class Watchdog:
     def __init__(self, hung_s: float, clock: Callable[[], float]) -> None:
         self.hung_s, self._clock, self._hung = hung_s, clock, 0
 
-    def until(self, left_s: float | None) -> Until | None:
+    def deadline(self, left_s: float | None) -> Deadline | None:
         """Return the deadline `left_s` from now, None without one."""
-        return None if left_s is None else Until(self._clock() + left_s, left_s)
+        return None if left_s is None else Deadline(self._clock() + left_s, left_s)
 
-    def rewarded(self) -> None:
-        """Reset the doubling, because the work came to its end."""
+    def reset(self) -> None:
+        """Reset the doublings, because a request was completed."""
         self._hung = 0
 
-    def heard(
-        self, child: WorkerProcess, tell: Tell, cancelled: Callable[[], bool], until: Until | None, number: int = 0
+    def wait_for_result(
+        self,
+        child: WorkerProcess,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        deadline: Deadline | None,
+        number: int = 0,
     ) -> dict[str, Any]:
         """Return the message that ends request `number`; until then pass on the progress that the process reports.
 
         Raises `Cancelled` if the process did not stop the withdrawn work in time, and `WorkerDied` if it hung. In both
         cases it was killed.
         """
-        alive_at, told_at = self._clock(), None
+        alive_at, cancelled_at = self._clock(), None
         while True:
-            header, now = child.hear(WITHDRAWN_CHECK_S), self._clock()
+            header, now = child.receive(WITHDRAWN_CHECK_S), self._clock()
             if header is not None:
                 if "told" not in header:
                     return header
-                with child.held_to_account():
+                with child.translated_errors():
                     what, done, total = header["told"]
                     tell(str(what), int(done), int(total))
                 alive_at = now
-            if told_at is None and cancelled():
-                told_at = now
+            if cancelled_at is None and cancelled():
+                cancelled_at = now
                 child.send({"do": "cancel", "id": number})
-            if told_at is not None and now - told_at > LETS_GO_S:
+            if cancelled_at is not None and now - cancelled_at > CANCEL_GRACE_S:
                 child.kill()
                 raise Cancelled
-            if until is not None and now - max(until.at, alive_at) > self._for_s(until):
+            if deadline is not None and now - max(deadline.at, alive_at) > self._for_s(deadline):
                 child.kill()
                 self._hung += 1
                 raise WorkerDied(f"hung: {now - alive_at:.0f} s without a sign of life, and past the deadline")
 
-    def _for_s(self, until: Until) -> float:
-        return max(self.hung_s, until.had_s) * 2.0 ** min(self._hung, MAX_TWICE)
+    def _for_s(self, deadline: Deadline) -> float:
+        return max(self.hung_s, deadline.given_s) * 2.0 ** min(self._hung, MAX_DOUBLINGS)
 
 
 OURS = Path(thinwire.__file__).parent
-OLDEST = (3, 8)
+MIN_PYTHON = (3, 8)
 INTERPRETER_TIMEOUT_S = 60.0  # for one command of another Python: an SD card is slow
 PACKAGES = ("numpy", "torch")
 # `thinwire` is loaded by its path: nothing else on this interpreter's path hides it or is hidden by it.
-BEGIN = """
+IMPORT_SCRIPT = """
 import sys, importlib.util
 if sys.path[:1] == [""]: del sys.path[0]
 found = importlib.util.spec_from_file_location("thinwire", sys.argv[2] + "/__init__.py",
@@ -240,14 +245,14 @@ sys.modules["thinwire"] = importlib.util.module_from_spec(found)
 found.loader.exec_module(sys.modules["thinwire"])
 from thinwire.client.train.worker import main
 """
-SERVE = "main(int(sys.argv[1]))"
-SERVE_WITH_SECRETS = """
+SERVE_SCRIPT = "main(int(sys.argv[1]))"
+SERVE_SCRIPT_WITH_SECRETS = """
 def secrets():
     from thinwire.client.private_noise import DeviceSecrets
     return DeviceSecrets()
 main(int(sys.argv[1]), secrets)
 """
-ASK = """
+VERSIONS_SCRIPT = """
 import json, sys
 found = {"python": "%d.%d.%d" % sys.version_info[:3]}
 for name in sys.argv[1:]:
@@ -281,8 +286,9 @@ class Interpreter:
     def command(self, descriptor: int) -> list[str]:
         """Return the command line of the worker that uses this socket."""
         code = OURS if self.path is None else self._copied()
-        serve = SERVE_WITH_SECRETS if self.path is None else SERVE  # another Python has no sampler of Thinwire's
-        return [str(self.path or sys.executable), "-c", BEGIN + serve, str(descriptor), str(code)]
+        # Another Python has no sampler of Thinwire's.
+        script = IMPORT_SCRIPT + (SERVE_SCRIPT if self.path is not None else SERVE_SCRIPT_WITH_SECRETS)
+        return [str(self.path or sys.executable), "-c", script, str(descriptor), str(code)]
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -301,7 +307,7 @@ class Interpreter:
     def _versions_of(self, path: Path) -> Mapping[str, str]:
         try:
             done = subprocess.run(
-                [str(path), "-c", ASK, *PACKAGES], capture_output=True, timeout=INTERPRETER_TIMEOUT_S,
+                [str(path), "-c", VERSIONS_SCRIPT, *PACKAGES], capture_output=True, timeout=INTERPRETER_TIMEOUT_S,
                 env=dict(self.environment), stdin=subprocess.DEVNULL, check=False,
             )  # fmt: skip
             found = json.loads(done.stdout)
@@ -312,7 +318,7 @@ class Interpreter:
                 why=str(error)[:200] if isinstance(error, OSError) else "it does not answer as a Python does",
                 hint="a Python from 3.8 on with numpy and torch",
             ) from error
-        if python < OLDEST:
+        if python < MIN_PYTHON:
             raise UsageError(f"--python {path} is Python {found['python']}", why="3.8 is the oldest that can train")
         return {str(name): str(value) for name, value in found.items()}
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.aggregation import Reduction, ServerOptimizer, codecs, optimizers, reductions
-from thinwire.client.errors import named, recalled
+from thinwire.client.errors import as_thinwire_error, last_error
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
@@ -259,7 +259,7 @@ def run_sim(
         def observe(event: Event) -> None:
             on_event(event)
             if isinstance(event, ClientFailed):
-                on_error(event, recalled(population.folder / event.device))
+                on_error(event, last_error(population.folder / event.device))
 
         row = drive(
             run_id, store=store, fleet=fleet, home=home, clock=clock, commands=RunCommands(stop), on_event=observe,
@@ -307,7 +307,7 @@ def require_data(task: LoadedTask, population: ClientPopulation) -> None:
         with keep_generators(), task_code():
             task.module.data(population.client_info(0))
     except (BadSplit, BadUsage) as wrong:
-        raise named(wrong) from wrong
+        raise as_thinwire_error(wrong) from wrong
     except Exception:
         return
 

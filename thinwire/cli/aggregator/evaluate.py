@@ -64,7 +64,7 @@ def evaluate(
                         console.note(f"no version of a run of {executor.name} is due")
                     return
                 if not found:
-                    worker.rest()
+                    worker.stop_if_idle()
                     time.sleep(VERSIONS_READ_S)
         finally:
             worker.close()

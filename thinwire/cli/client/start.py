@@ -94,7 +94,7 @@ def begin(given: ClientOptions) -> int:
         worker = Worker(specs, Interpreter(python, folder), device=given.device, threads=given.threads)
         stack.callback(worker.close)
         worker.describe()
-        for task in worker.described:
+        for task in worker.manifests:
             if task.left_out:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
         data = given.data.absolute() if given.data else None

@@ -136,7 +136,7 @@ def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, Layout | None]:
         worker = Worker([spec], Interpreter(python, Path(folder)))
         stack.callback(worker.close)
         worker.describe()
-        (task,) = worker.described
+        (task,) = worker.manifests
     return task.report, task.parsed
 
 

@@ -1,6 +1,7 @@
 """Errors of tasks, what may leave the device about them, and how a process ends.
 
-`Wrong` and its subclasses describe what is invalid in a task or its input; the client turns them into its own errors.
+`TrainError` and its subclasses report what is invalid in a task or its input. The client turns them into its own
+errors.
 Outside this device an error appears as its class and its line in the task's code, never with its text. `task_code`
 turns a task's attempt to end the process into an error; `FastExit` ends a process fast.
 """
@@ -137,8 +138,8 @@ class FastExit:
 MAX_NAMED = 4  # elements of a tuple whose types are printed
 
 
-class Wrong(Exception):
-    """A refusal in Thinwire's own words, which hold no data: what, why, and what to try."""
+class TrainError(Exception):
+    """The base of errors whose texts are Thinwire's own and hold no data: what failed, why, and what to try."""
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -148,7 +149,7 @@ class Wrong(Exception):
         return self.what if not self.why else f"{self.what} ({self.why})"
 
 
-class BadTask(Wrong):
+class BadTask(TrainError):
     """Raised if the task's code fails to import, or returns a value that a task may not return."""
 
 
@@ -156,11 +157,11 @@ class BadSplit(BadTask):
     """Raised if a task's data do not divide among so many clients; then no client has data."""
 
 
-class BadUsage(Wrong):
+class BadUsage(TrainError):
     """Raised for an invalid option: a split, a device."""
 
 
-class NotFinite(Wrong):
+class NotFinite(TrainError):
     """Raised if training produced NaN or infinity."""
 
 
@@ -216,14 +217,14 @@ def place(error: BaseException, file: str) -> str:
     own words, which hold no data.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, Wrong) and (not frames or os.path.abspath(frames[-1].filename).startswith(OURS)):
+    if isinstance(error, TrainError) and (not frames or os.path.abspath(frames[-1].filename).startswith(OURS)):
         return error.what
     own = [frame for frame in frames if file and os.path.abspath(frame.filename) == file]
     said = error.by if isinstance(error, Exited) else type(error).__name__
     return f"{said} at {os.path.basename(file)}:{own[-1].lineno}" if own else said
 
 
-def in_full(error: BaseException) -> str:
+def full_text(error: BaseException) -> str:
     """Return an error's own text, with what to try if it is a refusal. Only this device's owner may see it."""
     hint = getattr(error, "hint", "")
     return f"{error}; try: {hint}" if hint else str(error)

@@ -69,7 +69,7 @@ class FramedSocket:
         except (ValueError, RecursionError) as error:
             raise BadFrame("a header that is no JSON") from error
         if not isinstance(found, dict) or not isinstance(found.get("vectors"), list):
-            raise BadFrame("a header that is none")
+            raise BadFrame("a header that is no object with a list of vectors")
         return found
 
     def vectors(self, header: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
@@ -98,7 +98,7 @@ class FramedSocket:
         try:
             found = allocated(header["arrays"], max_bytes)
         except (ValueError, TypeError) as error:
-            raise BadFrame("arrays that are none") from error
+            raise BadFrame("a description of arrays that is not valid") from error
         for array in found.values():
             if array.nbytes:
                 self._exactly(array.reshape(-1).view("u1").data)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .errors import BadTask, Wrong, given, place, task_code
+from .errors import BadTask, TrainError, given, place, task_code
 from .layout import Key, Places, Tensor, derive, placed, seed63
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def first_model(task: LoadedTask, run_seed: int, personal: tuple[str, ...] = ())
         everywhere = build(task)
         places = places_of(everywhere).split(personal)[0]
         module = build(task, derive(Key(run_seed), "init"))
-    except Wrong:
+    except TrainError:
         raise
     except Exception as error:  # whatever model() raises is the task's error
         raise BadTask(f"model() of the task {task.name} raised {place(error, task.file)}", why=str(error)) from error

@@ -78,9 +78,9 @@ def allocated(raw: Any, max_bytes: int) -> dict[str, NDArray[Any]]:
     total = 0
     for name, dtype, shape in raw:
         if not _is_name(name) or dtype not in DTYPES or not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-            raise ValueError("an array that is none")
+            raise ValueError("an array whose name, type or shape is not valid")
         if not all(type(length) is int and 0 <= length <= max_bytes for length in shape):
-            raise ValueError("an array of no shape")
+            raise ValueError("an array whose shape is not valid")
         total += math.prod(shape) * np.dtype(dtype).itemsize
     if total > max_bytes or len({name for name, _, _ in raw}) < len(raw):
         raise ValueError(f"arrays of {total} bytes, or with one name")

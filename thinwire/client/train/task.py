@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import BadTask, BadUsage, Wrong, place, task_code
+from .errors import BadTask, BadUsage, TrainError, place, task_code
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 NEEDED = {
@@ -150,7 +150,7 @@ def _search(folder: Path) -> None:
 
 def _refused(error: BaseException, given: str, file: str) -> BaseException:
     """Describe an import error for the user of this machine, who may see the error's own text."""
-    if isinstance(error, (KeyboardInterrupt, Wrong)):
+    if isinstance(error, (KeyboardInterrupt, TrainError)):
         return error
     where = place(error, file)
     if isinstance(error, SyntaxError):

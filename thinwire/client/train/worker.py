@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import Cancelled, FastExit, Wrong, in_full, kind, place
+from .errors import Cancelled, FastExit, TrainError, full_text, kind, place
 from .framed_socket import FramedSocket
 from .protocol import ClientInfo, TrainRequest
 from .task import LoadedTask, load_task
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 TELL_S = 0.5  # between two progress messages
-ENDS_S = 2.0  # time to finish after the client has closed the socket
+EXIT_GRACE_S = 2.0  # time to finish after the client has closed the socket
 MAX_TEXT, MAX_TRACE = 2000, 64000
 FIRST_KILLED = "800"  # of 1000: out of memory, the kernel kills this process before the client that restarts it
 
@@ -61,7 +61,7 @@ def _end_with(descriptor: int) -> None:
     poll = select.poll()
     poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
     poll.poll()
-    time.sleep(ENDS_S)
+    time.sleep(EXIT_GRACE_S)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)  # including all processes that the task has started
     os._exit(1)
@@ -98,13 +98,13 @@ class WorkerLoop:
         use_threads(header["threads"])
         try:
             self.device = compute_device(header["device"])
-        except Wrong as wrong:
+        except TrainError as wrong:
             return {"wrong": _wrong(wrong)}
         found = []
         for spec in header["tasks"]:
             try:
                 task = load_task(spec)
-            except Wrong as wrong:
+            except TrainError as wrong:
                 found.append({"spec": spec, "wrong": _wrong(wrong)})
                 continue
             self.runtimes[task.name] = runtime = TaskRuntime(task, self.device, self.secrets)
@@ -178,7 +178,7 @@ def _failed(error: Exception, file: str) -> dict[str, Any]:
     found = {
         "kind": kind(error),
         "place": place(error, file),
-        "said": in_full(error)[:MAX_TEXT],
+        "said": full_text(error)[:MAX_TEXT],
         "trace": trace[-MAX_TRACE:],
     }
     return {**found, "out_of_memory": out_of_memory(error)}
@@ -196,7 +196,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)
 
 
-def _wrong(wrong: Wrong) -> list[str]:
+def _wrong(wrong: TrainError) -> list[str]:
     return [type(wrong).__name__, wrong.what, wrong.why, wrong.hint]
 
 

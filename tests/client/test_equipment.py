@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.client import device_info
-from thinwire.client.device_info import AGAIN_S, DeviceInfoProbe, memory, on_mains, usable_cores
+from thinwire.client.device_info import MEASURE_EVERY_S, DeviceInfoProbe, memory, on_mains, usable_cores
 from thinwire.client.policy import Policy
 from thinwire.core.clock import VirtualClock
 
@@ -115,10 +115,10 @@ def test_it_is_looked_at_again_after_a_while_and_a_little_memory_is_no_news(tmp_
     told.free(700_000)
     assert told.having() == first
     assert told.looks == 1
-    told.clock.advance(AGAIN_S)
+    told.clock.advance(MEASURE_EVERY_S)
     assert told.having() == replace(first, free_bytes=700_000 * KB)
     told.free(800_000)
-    told.clock.advance(AGAIN_S)
+    told.clock.advance(MEASURE_EVERY_S)
     assert told.having().free_bytes == 700_000 * KB
 
 

@@ -308,7 +308,7 @@ def test_a_round_is_booked_before_the_data_are_read_with_the_steps_of_the_plan(
 def test_a_plan_whose_cost_cannot_be_computed_is_declined_before_anything_is_fetched(tmp_path: Path, gone: str) -> None:
     device = Sampled(tmp_path)
     device.aggregator.plan = RunPlan.parse(TEXT.replace(gone, ""))
-    assert not device.admission.wanted(device.aggregator.assign(1).assignment)
+    assert not device.admission.is_wanted(device.aggregator.assign(1).assignment)
     assert (device.rule(1), device.read, device.ledger.bookings) == ("privacy", 0, ())
 
 

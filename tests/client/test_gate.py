@@ -17,7 +17,7 @@ from tests.support.fork_server import run_forked
 from tests.support.gated_client import NOON, Device
 from tests.support.processes import environment
 from tests.support.small_task import RUN
-from thinwire.client.admission import FREE, SLACK, QuotaFile, key_of
+from thinwire.client.admission import CLOCK_TOLERANCE, FREE_RESTARTS, QuotaFile, key_of
 from thinwire.client.execute import Begun
 from thinwire.client.policy import Kind, Policy
 from thinwire.client.train.errors import Cancelled
@@ -100,9 +100,9 @@ def test_with_the_rules_kept_the_data_are_read(tmp_path):
 def test_a_decision_is_not_remembered_for_another_policy_or_kind(tmp_path):
     device = Device(tmp_path, Policy(kinds=["train"]))
     assert [device.rule(1, "train"), device.rule(2, "train"), device.rule(3, "evaluate")] == ["", "", "kinds"]
-    device.admission.renew(Policy(tasks=["other"]))
+    device.admission.set_policy(Policy(tasks=["other"]))
     assert device.rule(4, "train") == "tasks"
-    device.admission.renew(Policy())
+    device.admission.set_policy(Policy())
     assert device.rule(5, "train") == ""
 
 
@@ -190,11 +190,11 @@ def test_a_run_that_changes_its_identity_does_not_buy_attempts(tmp_path):
 def test_an_attempt_that_a_restart_cut_off_is_free_three_times_and_then_counts(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=2))
     assignment = device.aggregator.assign(1).assignment
-    for _ in range(1 + FREE):
+    for _ in range(1 + FREE_RESTARTS):
         device.admission.admit(assignment)
         device.start()
     kept = json.loads(device.counts.read_text())["open"]["train"]
-    assert [key[32:] for key in kept] == ["", *["+"] * FREE]
+    assert [key[32:] for key in kept] == ["", *["+"] * FREE_RESTARTS]
     assert device.rule(1) == "", "it counts, and is the second"
     assert [device.rule(number) for number in (2, 1)] == ["rounds_a_day", ""], "the reply is there, and is sent again"
 
@@ -273,9 +273,9 @@ def test_a_clock_that_was_never_set_or_was_set_back_is_not_believed(tmp_path, po
     assert device.rule(1) != ""
     device.at = NOON
     assert device.rule(1) == ""
-    device.at = NOON - SLACK / 2
+    device.at = NOON - CLOCK_TOLERANCE / 2
     assert device.rule(2) == ""
-    device.at = NOON - 2 * SLACK
+    device.at = NOON - 2 * CLOCK_TOLERANCE
     answer = device.assign(3)
     assert isinstance(answer, Failure)
     assert "was set back" in answer.text
@@ -323,9 +323,9 @@ def test_what_will_be_declined_is_not_fetched(tmp_path, rule):
     policy, changed = FORBIDS[rule]
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assigned = device.aggregator.assign(1, "evaluate", **changed).assignment
-    assert device.admission.wanted(assigned) is (rule != "plan")
+    assert device.admission.is_wanted(assigned) is (rule != "plan")
     device.admission.policy = policy
-    assert not device.admission.wanted(assigned)
+    assert not device.admission.is_wanted(assigned)
     assert (device.read, device.counts.exists(), device.admission.plans.digests) == (0, False, ())
 
 
@@ -340,12 +340,12 @@ def test_on_a_day_that_is_used_up_only_an_attempt_that_is_open_is_fetched_for(tm
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assignments = [device.aggregator.assign(number).assignment for number in (1, 2)]
     device.admission.admit(assignments[0])
-    assert [device.admission.wanted(assignment) for assignment in assignments] == [True, False], (
+    assert [device.admission.is_wanted(assignment) for assignment in assignments] == [True, False], (
         "it may have been sent again in full"
     )
     device.start()
-    assert [device.admission.wanted(assignment) for assignment in assignments] == [True, False], (
+    assert [device.admission.is_wanted(assignment) for assignment in assignments] == [True, False], (
         "a new process goes on with it"
     )
     assert device.rule(1) == ""
-    assert [device.admission.wanted(assignment) for assignment in assignments] == [False, False]
+    assert [device.admission.is_wanted(assignment) for assignment in assignments] == [False, False]

@@ -227,7 +227,7 @@ def test_the_longer_training_takes_the_fewer_lines_it_says(tmp_path) -> None:
         environment=HandlerEnvironment(clock=Clock(time.now)),
     )  # fmt: skip
     for step in range(1, 3601):
-        job.tell("train", step, 3600)
+        job.print_progress("train", step, 3600)
         time.advance(1.0)
     assert len(said) < 120, "in an hour"
     assert (said[0].split()[3], said[1].split()[3], said[-1].split()[3]) == ("1/3600", "2/3600", "3600/3600")

@@ -19,9 +19,9 @@ from thinwire.core.types import Failure, ReplyHeader
 def test_an_assignment_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=2))
     named = device.aggregator.assign(1, plan=device.aggregator.plan.digest).assignment
-    assert not device.admission.wanted(named)
+    assert not device.admission.is_wanted(named)
     assert device.rule(1) == ""
-    assert device.admission.wanted(named)
+    assert device.admission.is_wanted(named)
 
 
 def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(tmp_path):

@@ -33,13 +33,13 @@ def test_work_ends_after_the_minutes_that_are_allowed() -> None:
     hour = Hour()
     limit = hour.limit(max_assignment_minutes=2)
     hour.seconds += 119.9
-    assert limit.over() is None
+    assert limit.exceeded() is None
     hour.seconds += 0.1
-    ended = limit.over()
+    ended = limit.exceeded()
     assert ended is not None
     assert ended.text == "max_assignment_minutes: stopped after 2 minutes, the most that is allowed here"
     hour.seconds = 100.0
-    assert limit.over() == ended
+    assert limit.exceeded() == ended
 
 
 def test_work_ends_with_the_hours_and_says_when_they_begin_again() -> None:
@@ -47,24 +47,24 @@ def test_work_ends_with_the_hours_and_says_when_they_begin_again() -> None:
     limit = hour.limit(max_assignment_minutes=0, hours="11:00-13:00")
     assert limit.left_s == 3600
     hour.seconds += 3600
-    ended = limit.over()
+    ended = limit.exceeded()
     assert ended is not None
     assert ended.text == (
         "hours: hours_end_work = true: work ends with 11:00-13:00 of this device's time (again in 79200 s)"
     )
-    assert hour.limit(max_assignment_minutes=0, hours="11:00-13:00", hours_end_work=False).over() is None
+    assert hour.limit(max_assignment_minutes=0, hours="11:00-13:00", hours_end_work=False).exceeded() is None
 
 
 def test_steps_that_would_take_far_too_long_are_declined_after_a_sample_of_them() -> None:
     hour = Hour()
     limit = hour.limit(max_assignment_minutes=120)
     for done in range(1, 40):
-        assert limit.over() is None
-        limit.progressed(done, 10**12)
+        assert limit.exceeded() is None
+        limit.record_progress(done, 10**12)
         hour.seconds += 1.0
-        if limit.over() is not None:
+        if limit.exceeded() is not None:
             break
-    ended = limit.over()
+    ended = limit.exceeded()
     assert ended is not None
     assert hour.seconds <= 132.0
     assert ended.text.startswith("max_assignment_minutes: 1,000,000,000,000 steps would take 16,666,666,667 minutes")
@@ -75,15 +75,15 @@ def test_steps_that_may_be_done_in_time_are_not(steps: int) -> None:
     hour = Hour()
     limit = hour.limit(max_assignment_minutes=120)
     for done in range(1, 100):
-        limit.progressed(done, steps)
+        limit.record_progress(done, steps)
         hour.seconds += 1.0
-    assert limit.over() is None
+    assert limit.exceeded() is None
 
 
 def test_training_is_stopped_by_the_clock_whatever_its_steps(tmp_path: Path) -> None:
     device = Device(tmp_path, Policy(max_assignment_minutes=0.003))
     assert device.rule(1, work=Work(10**12, 8)) == "max_assignment_minutes"
-    device.admission.renew(Policy())
+    device.admission.set_policy(Policy())
     assert isinstance(device.assign(2), ReplyHeader)
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from thinwire.client.device_info import as_told, metered
+from thinwire.client.device_info import metered, parse_nmcli
 
 
 def test_the_owner_knows_best_what_a_link_costs():
@@ -39,4 +39,4 @@ def test_one_metered_link_among_several_is_enough_and_bridges_do_not_count():
     wifi = "GENERAL.TYPE:wifi\nGENERAL.STATE:100 (connected)\nGENERAL.METERED:no (guessed)\n\n"
     bridge = "GENERAL.TYPE:bridge\nGENERAL.STATE:100 (connected (externally))\nGENERAL.METERED:unknown\n\n"
     modem = "GENERAL.TYPE:gsm\nGENERAL.STATE:100 (connected)\nGENERAL.METERED:yes\n\n"
-    assert (as_told(wifi + bridge), as_told(wifi + bridge + modem), as_told(bridge)) == (False, True, None)
+    assert (parse_nmcli(wifi + bridge), parse_nmcli(wifi + bridge + modem), parse_nmcli(bridge)) == (False, True, None)

@@ -21,7 +21,7 @@ def returns(down_s: float, devices: int = DEVICES, spread_s: float = SPREAD_S) -
     """When each device is connected again, after all of them lost an aggregator that is away for so long."""
     clock, seeded = VirtualClock(), random.Random(7)
     outages = [ReconnectBackoff(now=clock.now, draw=seeded.random) for _ in range(devices)]
-    tries = [(outage.failed(within_s=spread_s)[0], device) for device, outage in enumerate(outages)]
+    tries = [(outage.record_failure(within_s=spread_s)[0], device) for device, outage in enumerate(outages)]
     heapq.heapify(tries)
     back = []
     while tries:
@@ -30,7 +30,7 @@ def returns(down_s: float, devices: int = DEVICES, spread_s: float = SPREAD_S) -
         if at >= down_s:
             back.append(at)
         else:
-            heapq.heappush(tries, (at + outages[device].failed(within_s=spread_s)[0], device))
+            heapq.heappush(tries, (at + outages[device].record_failure(within_s=spread_s)[0], device))
     return back
 
 
@@ -50,11 +50,11 @@ def test_a_few_devices_are_late_by_at_most_half_of_what_the_outage_lasted(down_s
 def test_two_threads_of_a_device_wait_for_one_moment() -> None:
     clock, draws = VirtualClock(), iter([0.9, 0.1])
     outage = ReconnectBackoff(now=clock.now, draw=lambda: next(draws))
-    assert outage.failed(within_s=100.0)[0] == 90.0
+    assert outage.record_failure(within_s=100.0)[0] == 90.0
     clock.advance(30.0)
-    assert outage.failed(within_s=100.0)[0] == 60.0
+    assert outage.record_failure(within_s=100.0)[0] == 60.0
     clock.advance(60.0)
-    assert outage.failed(within_s=100.0)[0] == pytest.approx(20.0)
+    assert outage.record_failure(within_s=100.0)[0] == pytest.approx(20.0)
 
 
 def test_a_few_devices_are_back_at_once() -> None:
@@ -64,19 +64,19 @@ def test_a_few_devices_are_back_at_once() -> None:
 def test_who_was_told_when_to_come_again_does_not_come_before() -> None:
     clock = VirtualClock()
     outage = ReconnectBackoff(now=clock.now, draw=lambda: 0.5)
-    assert outage.failed(after_s=7.0)[0] == 7.25
+    assert outage.record_failure(after_s=7.0)[0] == 7.25
     clock.advance(7.25)
-    assert outage.failed(after_s=7.0, within_s=10.0)[0] == 17.0
+    assert outage.record_failure(after_s=7.0, within_s=10.0)[0] == 17.0
 
 
 def test_a_spread_above_five_minutes_is_kept() -> None:
     clock = VirtualClock()
     outage = ReconnectBackoff(now=clock.now, draw=lambda: 1.0)
-    assert outage.failed(within_s=1000.0)[0] == 1000.0
+    assert outage.record_failure(within_s=1000.0)[0] == 1000.0
     clock.advance(1000.0)
-    assert outage.failed(within_s=1000.0)[0] == 2000.0
+    assert outage.record_failure(within_s=1000.0)[0] == 2000.0
     clock.advance(5000.0)
-    assert outage.failed()[0] == 300.0
+    assert outage.record_failure()[0] == 300.0
 
 
 def test_a_long_outage_takes_few_tries() -> None:
@@ -86,7 +86,7 @@ def test_a_long_outage_takes_few_tries() -> None:
     for outage in outages:
         clock.at = 0.0
         while clock.at < 600.0:
-            clock.at += outage.failed()[0]
+            clock.at += outage.record_failure()[0]
             tries += 1
     assert 20 < tries / len(outages) < 40
 

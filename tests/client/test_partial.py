@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.small_task import Aggregator, examples, linear, local_of, plan_of, task_of
 from tests.support.trained_elsewhere import Elsewhere
-from thinwire.client.device_info import ENCODES, SLOWER, UplinkTimeEstimator
+from thinwire.client.device_info import ENCODE_BYTES_A_SECOND, UPLINK_SLOWDOWN, UplinkTimeEstimator
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import require_own_loop
 from thinwire.client.train import module as tensors
@@ -184,11 +184,13 @@ def test_what_encoding_and_sending_took_before_is_taken_off(tmp_path):
 def test_a_first_guess_goes_by_the_download_and_is_replaced_by_what_is_known():
     after = UplinkTimeEstimator()
     header = ReplyHeader("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]  # no update is read
-    assert after.lasts_s("int8", 4000, 2000, 3.0) == pytest.approx(4000 / ENCODES + SLOWER * 6.0)
-    after.encoded(header, commit_s=0.25)
-    after.sent(header, 2.0)
-    assert after.lasts_s("int8", 4000, 2000, 3.0) == 2.75
-    assert after.lasts_s("fp16", 4000, 2000, 0.0) == 2.75  # another codec was dearer than the guess
+    assert after.estimate_s("int8", 4000, 2000, 3.0) == pytest.approx(
+        4000 / ENCODE_BYTES_A_SECOND + UPLINK_SLOWDOWN * 6.0
+    )
+    after.add_encode(header, commit_s=0.25)
+    after.add_upload(header, 2.0)
+    assert after.estimate_s("int8", 4000, 2000, 3.0) == 2.75
+    assert after.estimate_s("fp16", 4000, 2000, 0.0) == 2.75  # another codec was dearer than the guess
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=40))

@@ -15,7 +15,7 @@ from tests.support.small_task import RUN, Aggregator, normed, plan_of, task_of
 from thinwire.client import personal_files
 from thinwire.client.admission import AdmissionController
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.personal_files import SharedModels, delete_run, kept_runs, put_aside, values_of, whole_model
+from thinwire.client.personal_files import SharedModels, delete_run, kept_runs, save_values, values_of, whole_model
 from thinwire.client.run_state import ClientRunState
 from thinwire.core.errors import NotFound
 from thinwire.core.statedir import MB
@@ -192,5 +192,5 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     path = device.home / "personal" / f"{RUN}.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
     assert values_of(device.home, RUN) is None
-    put_aside(device.home, "small-9", ClientRunState())
+    save_values(device.home, "small-9", ClientRunState())
     assert not (device.home / "personal" / "small-9.safetensors").exists()

@@ -81,10 +81,10 @@ def test_a_crash_in_the_middle_of_the_work_books_nothing_twice(tmp_path):
     device = Private(tmp_path, Policy(max_participations=1))
     device.admission.admit(device.aggregator.assign(1).assignment)
     device.start()
-    assert device.admission.wanted(device.aggregator.assign(1).assignment)
+    assert device.admission.is_wanted(device.aggregator.assign(1).assignment)
     assert device.rule(1) == ""
     assert len(device.ledger.bookings) == 1
-    assert not device.admission.wanted(device.aggregator.assign(2).assignment)
+    assert not device.admission.is_wanted(device.aggregator.assign(2).assignment)
     assert device.rule(2) == "max_participations"
 
 
@@ -94,7 +94,7 @@ def test_what_the_ledger_has_with_the_next_release_decides_about_max_epsilon(tmp
     assert [device.rule(number) for number in (1, 2)] == ["", ""]
     device.start()
     assert [device.rule(number) for number in (3, 4)] == ["", "max_epsilon"]
-    assert not device.admission.wanted(device.aggregator.assign(5).assignment)
+    assert not device.admission.is_wanted(device.aggregator.assign(5).assignment)
     assert (len(device.ledger.bookings), device.read) == (3, 2)  # each process reads once
     device.dataset = DataSet("", "/data/other")
     assert device.rule(6, identity="next") == ""
@@ -162,7 +162,7 @@ def test_other_data_take_part_in_no_run_of_which_the_device_keeps_what_the_first
     answer = device.assign(2)
     assert isinstance(answer, Failure)
     assert answer.text == "privacy: other data of this device took part in this run, and it keeps some of it"
-    assert not device.admission.wanted(device.aggregator.assign(3).assignment)
+    assert not device.admission.is_wanted(device.aggregator.assign(3).assignment)
     plan, began = device.aggregator.plan, device.aggregator.assign(1).assignment.run
     run = plan.run.model_copy(update={"init": f"run:{began}"})
     device.aggregator.plan = plan.model_copy(update={"run": run})
@@ -210,7 +210,7 @@ def test_what_cannot_be_computed_is_declined(tmp_path, policy):
     assert (unread.rule(1), unread.ledger.bookings) == ("privacy", ())
     absurd = Private(tmp_path / "absurd", policy, release=lambda assignment, plan: spending(plan, 64))
     absurd.aggregator.plan = plan_of(CENTRAL.replace("noise_multiplier = 1.0", "noise_multiplier = 1e18"))
-    assert not absurd.admission.wanted(absurd.aggregator.assign(1).assignment)
+    assert not absurd.admission.is_wanted(absurd.aggregator.assign(1).assignment)
     assert (absurd.rule(1), absurd.ledger.bookings) == ("plan", ())
     assert AdmissionController(policy, tmp_path / "none")._prospect(
         device.aggregator.assign(1).assignment, device.aggregator.assign(1).assignment.plan, 0  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_the_owner_limits_the_clients_of_the_roster_and_not_the_word_of_the_aggr
 def test_the_owner_limits_the_survivors(tmp_path):
     plan = secure_plan("min_survivors = 3\nmax_dropout = 0.25")
     clients = SecureClients(tmp_path, plan, owner=Policy(min_survivors=3))
-    clients.handlers[ONE].admission.renew(Policy(min_survivors=4, secure="required"))
+    clients.handlers[ONE].admission.set_policy(Policy(min_survivors=4, secure="required"))
     clients.open(away=[LAST])
     assert failure_of(clients, ONE)[0] == "declined"
 

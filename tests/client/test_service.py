@@ -16,7 +16,7 @@ from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, pla
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import Device, serve, versions
-from thinwire.client.calls import sent
+from thinwire.client.calls import sent_line
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.personal_files import whole_model
 from thinwire.client.policy import Policy
@@ -275,7 +275,7 @@ def test_what_was_sent_is_said_and_when_late_what_took_longest(upload_s: float, 
     parts: Sequence[Part] = (Part("frame/0", 1234, ""),)
     timings = Timings(0.5, 0.1, 0.4, 9.0, 0.1)
     header = ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings)
-    assert sent(assignment, header, upload_s, took_s) == line
+    assert sent_line(assignment, header, upload_s, took_s) == line
 
 
 def test_a_masked_update_is_said_to_be_masked_and_no_stage_is_blamed_for_its_delay() -> None:

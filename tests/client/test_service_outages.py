@@ -149,7 +149,7 @@ def test_who_waits_tries_again_as_soon_as_another_thread_got_through() -> None:
         def wait(self, timeout: float | None = None) -> bool:
             ticks.append(clock.now())
             if clock.now() > 100.0:
-                outage.worked()
+                outage.record_success()
             return super().wait(timeout)
 
     tried_at: list[float] = []
@@ -169,7 +169,7 @@ def test_a_call_that_fails_though_others_go_through_is_tried_less_and_less_often
 
     class OthersGetThrough(Waiting):
         def wait(self, timeout: float | None = None) -> bool:
-            outage.worked()
+            outage.record_success()
             return super().wait(timeout)
 
     def call() -> None:
@@ -189,7 +189,7 @@ def test_who_was_given_a_time_waits_for_it_whatever_another_thread_does() -> Non
 
     class AnotherGetsThrough(Waiting):
         def wait(self, timeout: float | None = None) -> bool:
-            outage.worked()
+            outage.record_success()
             return super().wait(timeout)
 
     errors = iter([Unreachable("busy", after_s=7.0)])
@@ -214,12 +214,12 @@ def spaced(times: Sequence[float], least_s: float) -> list[float]:
 def test_the_waits_have_full_jitter_and_grow_with_the_time_and_not_with_the_tries() -> None:
     clock = VirtualClock()
     outage = ReconnectBackoff(now=clock.now, draw=lambda: 0.25)
-    assert [outage.failed()[0] for _ in range(3)] == [0.125] * 3
+    assert [outage.record_failure()[0] for _ in range(3)] == [0.125] * 3
     clock.advance(8.0)
-    assert outage.failed()[0] == 1.0
-    assert outage.worked()
-    assert not outage.worked()
-    assert outage.failed() == (0.125, True)
+    assert outage.record_failure()[0] == 1.0
+    assert outage.record_success()
+    assert not outage.record_success()
+    assert outage.record_failure() == (0.125, True)
 
 
 def test_with_once_an_outage_ends_it_after_a_minute() -> None:

@@ -8,13 +8,13 @@ The count is on disk before the work begins, so that a kill does not undo it. On
 the number of attempts that have ended (with a reply, with a failure, or withdrawn), and the open ones:
 
 - `KEY` is open: its work may continue.
-- `KEY+` is an open attempt that began again after a restart of this process. That is free, `FREE` times.
+- `KEY+` is an open attempt that began again after a restart of this process. That is free, `FREE_RESTARTS` times.
 
 An assignment that comes again after its end is a new attempt and counts.
 
 Invariant: of each kind at most `rounds_a_day` attempts begin on one day, whatever the aggregator repeats or renames.
-Only a restart of the client repeats an attempt for free, and at most `FREE` times. A file that is unreadable admits
-nothing, because it may have been full.
+Only a restart of the client repeats an attempt for free, and at most `FREE_RESTARTS` times. If the file is unreadable,
+nothing is admitted, because the quota may have been used up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from thinwire.core.errors import DataLost, PlanError, Refused
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
 
-NOTHING = Prospect()  # of an assignment that spends no privacy
+SPENDS_NOTHING = Prospect()  # the prospect of an assignment that spends no privacy
 PRIVATE = frozenset(f"privacy.{mode}" for mode in ("central", "distributed", "local", "example"))
 
 
@@ -54,14 +54,14 @@ def local_time() -> datetime:
 class AdmissionController:
     """The admission control of a device, shared by its handlers.
 
-    `now`, `link_is` and `write` are replaced by tests. `skew_s` returns how far this clock is behind the aggregator's.
+    Tests replace `now`, `is_metered` and `write`. `skew_s` returns how far this clock is behind the aggregator's.
     `carries` is what the device can do of a plan's [secure] table (`SecureIdentity.carries`). `account` is the device's
     privacy ledger; without one a device with an owner or a folder declines private plans.
 
     Invariant: `admit` raises before the task's data or model are touched, and what it counts is on disk when it
     returns, and so is what it spends of privacy. An assignment that comes again is counted again, unless this process
     was restarted during the work on it.
-    Three threads call this class: one fetches (`wanted`), one trains (`admit`), one finishes (`ended`).
+    Three threads call this class: one fetches (`is_wanted`), one trains (`admit`), one finishes (`mark_ended`).
     """
 
     def __init__(
@@ -70,24 +70,26 @@ class AdmissionController:
         folder: Path | None = None,
         *,
         now: Callable[[], datetime] = local_time,
-        link_is: Callable[..., bool | None] = device_info.metered,
+        is_metered: Callable[..., bool | None] = device_info.metered,
         skew_s: Callable[[], float] = lambda: 0.0,
         write: Write = write_atomically,
         carries: frozenset[str] = frozenset(),
         account: Account | None = None,
     ) -> None:
         self._carries, self._account = carries | PRIVATE, account
-        self._books = account is not None or policy is not None or folder is not None  # else it is simulated
+        self._keeps_ledger = (
+            account is not None or policy is not None or folder is not None
+        )  # a simulated client does not
         self._skew_s, self._lock = skew_s, threading.Lock()
-        self._owned = policy is not None  # a simulated device has no owner, so no limit ends its work
-        self.policy, self._now, self._link_is = policy or Policy(), now, link_is
+        self._owned = policy is not None  # a simulated client has no owner, so no limit ends its work
+        self.policy, self._now, self._is_metered = policy or Policy(), now, is_metered
         self.plans = PlanStore(folder / "plans" if folder else None, write)
         self._file = QuotaFile(folder, write) if folder else None
-        self._decided: tuple[Any, Any, Denied | None] = None, None, None  # the last plan, the rest, and the decision
+        self._decided: tuple[Any, Any, Denied | None] = None, None, None  # last plan, other inputs, and the decision
         self._open: dict[str, str] = {}  # key of an admitted assignment that was counted -> its kind
 
-    def renew(self, policy: Policy) -> None:
-        """Replace the policy from the next assignment on. Admitted work continues, and counts stay."""
+    def set_policy(self, policy: Policy) -> None:
+        """Set the policy for the next assignments. Admitted work continues, and counts stay."""
         with self._lock:
             self.policy, self._owned = policy, True
 
@@ -121,7 +123,7 @@ class AdmissionController:
             prospect = self._prospect(assignment, plan, sequence)
             day, facts = self._facts(assignment, prospect)
             given = self.policy, assignment.task, assignment.kind, facts
-            if self._decided[0] is not plan or self._decided[1] != given:  # alike for all simulated clients of a round
+            if self._decided[0] is not plan or self._decided[1] != given:  # equal for all simulated clients of a round
                 declined = decide(self.policy, assignment.task, assignment.kind, plan, facts, self.plans.parsed)
                 self._decided = plan, given, declined
             if (declined := self._decided[2]) is not None:
@@ -132,16 +134,16 @@ class AdmissionController:
                 except (DataLost, Refused) as error:
                     raise CannotReply("declined", f"privacy: {error.what}") from error
             if day is not None and self._file is not None:
-                self._file.keep(day.with_one(assignment.kind, key_of(assignment)))
+                self._file.write(day.with_attempt(assignment.kind, key_of(assignment)))
                 self._open[key_of(assignment)] = assignment.kind
             return plan
 
-    def answered(self, identity: str, assignment_id: str) -> None:
+    def mark_answered(self, identity: str, assignment_id: str) -> None:
         """Record in the privacy ledger that the reply to an assignment is on disk."""
         if self._account is not None:
             self._account.ledger.answered(identity, assignment_id)
 
-    def ended(self, assignment: Assignment) -> None:
+    def mark_ended(self, assignment: Assignment) -> None:
         """Record that an admitted assignment has ended: with a reply, with a failure, or withdrawn by the aggregator.
 
         This is not called when this process itself ends, because the work begins again then. If the disk refuses, the
@@ -152,12 +154,12 @@ class AdmissionController:
             if kind and self._file is not None:
                 with contextlib.suppress(DataLost):
                     if (day := self._file.read()) is not None:
-                        self._file.keep(day.with_end(kind, key_of(assignment)))
+                        self._file.write(day.with_ended(kind, key_of(assignment)))
 
-    def wanted(self, assignment: Assignment) -> bool:
-        """Return True if the assignment's parts are worth fetching: False if `admit` would decline it whatever came.
+    def is_wanted(self, assignment: Assignment) -> bool:
+        """Return True if the assignment's parts should be fetched: False if `admit` is certain to decline it.
 
-        Nothing is counted. A quota that is used up declines every assignment except one whose attempt is still open.
+        Nothing is counted. If the quota is used up, only an assignment whose attempt is still open is wanted.
         """
         with self._lock:
             if (plan := self.plans.known(assignment)) is None:
@@ -170,14 +172,14 @@ class AdmissionController:
 
         Before the run's state is read, `sequence` is None: then an assignment that was booked counts as booked.
         """
-        if not self._books:
-            return NOTHING
+        if not self._keeps_ledger:
+            return SPENDS_NOTHING
         try:
             known = self.plans.parsed(plan)
         except PlanError:
-            return NOTHING
+            return SPENDS_NOTHING
         if known.privacy.mode == "off":
-            return NOTHING
+            return SPENDS_NOTHING
         if self._account is None:
             return Prospect(unknown="this device keeps no privacy ledger")
         if sequence is None:
@@ -187,26 +189,26 @@ class AdmissionController:
         return self._account.prospect(assignment, known, sequence, self._now().timestamp(), limit)
 
     def _facts(self, assignment: Assignment, prospect: Prospect) -> tuple[DailyQuota | None, PolicyContext]:
-        """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
-        day, facts = self._others(assignment)
-        return day, facts if prospect is NOTHING else replace(
+        """Return the day, if the policy has a quota, and the facts that the policy needs; no others are looked up."""
+        day, facts = self._other_facts(assignment)
+        return day, facts if prospect is SPENDS_NOTHING else replace(
             facts,
             epsilon_after=prospect.epsilon,
             participations=prospect.participations,
             no_ledger=prospect.unknown,
         )
 
-    def _others(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
+    def _other_facts(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
         policy = self.policy
-        price = self._link_is(policy.link) if policy.metered == "refuse" else None
+        metered = self._is_metered(policy.link) if policy.metered == "refuse" else None
         selected = assignment.secure.selected if assignment.secure is not None else None
         if policy.rounds_a_day is None and not policy.hours:
-            return None, PolicyContext(None, metered=price, carries=self._carries, selected=selected)
+            return None, PolicyContext(None, metered=metered, carries=self._carries, selected=selected)
         day, facts = self._today(assignment) if self._file else (None, PolicyContext(self._now(), None))
-        return day, replace(facts, metered=price, carries=self._carries, selected=selected)
+        return day, replace(facts, metered=metered, carries=self._carries, selected=selected)
 
     def _today(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
-        """Return the day and its facts, or the reason why the clock or the counts are not trusted."""
+        """Return the day and its facts, or facts with the reason why the clock or the counts are not trusted."""
         assert self._file is not None
         now = self._now()
         try:
@@ -214,7 +216,7 @@ class AdmissionController:
         except DataLost as error:
             why = f"{error.what}; thinwire client doctor shows its owner what to do"
             return None, PolicyContext(None, None, no_clock=why, no_counts=why)
-        if doubt := believed(now, last, self._skew_s()):
+        if doubt := clock_doubt(now, last, self._skew_s()):
             return None, PolicyContext(None, None, no_clock=doubt, no_counts=doubt)
         day = (last or DailyQuota(now.date(), now)).on(now)
         return day, PolicyContext(now, day.count(assignment.kind) - day.is_free(assignment.kind, key_of(assignment)))
@@ -222,10 +224,10 @@ class AdmissionController:
 
 FILE = "policy.json"
 FORMAT = 3
-RELEASED = datetime(2026, 1, 1).astimezone()  # before the first release: a clock that shows less was never set
-FREE = 3  # free restarts of one attempt: a device with a bad battery finishes its round, a loop of crashes ends
+FIRST_RELEASE_AT = datetime(2026, 1, 1).astimezone()  # a clock that shows an earlier time was never set
+FREE_RESTARTS = 3  # of one attempt: a device with a weak battery finishes its round, and a loop of crashes ends
 RESUMED = "+"  # after a key
-SLACK = timedelta(hours=1)  # a clock that is corrected steps back by less; a day must not come twice
+CLOCK_TOLERANCE = timedelta(hours=1)  # a correction sets the clock back by less; no day may be counted twice
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ class DailyQuota:
     def is_free(self, kind: str, key: str) -> bool:
         """Return True if this key is open and may begin again without being counted."""
         keys = self.open.get(kind, ())
-        return key in keys and keys.count(key + RESUMED) < FREE
+        return key in keys and keys.count(key + RESUMED) < FREE_RESTARTS
 
     def count(self, kind: str) -> int:
         """Return how many attempts of this kind were counted."""
@@ -255,14 +257,14 @@ class DailyQuota:
             return DailyQuota(now.date(), now)
         return replace(self, at=max(now, self.at))
 
-    def with_one(self, kind: str, key: str) -> DailyQuota:
+    def with_attempt(self, kind: str, key: str) -> DailyQuota:
         """Return the day with one more attempt; an open one begins again for free as long as `is_free`."""
         if self.is_free(kind, key):
             return self._with(kind, (*self.open[kind], key + RESUMED))
-        ended = self.with_end(kind, key)
+        ended = self.with_ended(kind, key)
         return ended._with(kind, (*ended.open.get(kind, ()), key))
 
-    def with_end(self, kind: str, key: str) -> DailyQuota:
+    def with_ended(self, kind: str, key: str) -> DailyQuota:
         """Return the day in which this key's attempt has ended; a key that is not open changes nothing."""
         keys = self.open.get(kind, ())
         if key not in keys:
@@ -277,7 +279,7 @@ class DailyQuota:
 class QuotaFile:
     """The file of one device's counts.
 
-    `read` raises `DataLost` if the file is damaged, and `keep` raises it if the disk refuses.
+    `read` raises `DataLost` if the file is damaged, and `write` raises it if the disk refuses.
     """
 
     def __init__(self, folder: Path, write: Write = write_atomically) -> None:
@@ -308,24 +310,24 @@ class QuotaFile:
                 hint=f"look at it, then delete it: counting begins again ({self.path})",
             ) from error
 
-    def keep(self, day: DailyQuota) -> None:
+    def write(self, day: DailyQuota) -> None:
         """Write a day."""
         attempts = {"open": dict(day.open), "ended": dict(day.ended)}
         raw = {"format": FORMAT, "date": day.date.isoformat(), "at": day.at.isoformat(), **attempts}
         self._write(self.path, json.dumps(raw, separators=(",", ":")).encode())
 
 
-def believed(now: datetime, last: DailyQuota | None, skew_s: float = 0.0) -> str:
-    """Return why this clock is not trusted, or "" if it is: a Raspberry Pi boots without the time.
+def clock_doubt(now: datetime, last: DailyQuota | None, skew_s: float = 0.0) -> str:
+    """Return the reason why this clock is not trusted, or "" if it is trusted. A Raspberry Pi boots without the time.
 
-    `skew_s` is how far this clock is behind the aggregator's. The aggregator's clock can raise a doubt and never settle
-    one: else the aggregator would decide what time it is here.
+    `skew_s` is how far this clock is behind the aggregator's. The aggregator's clock can only add a doubt and never
+    remove one. Otherwise the aggregator would decide what time it is on this device.
     """
-    if now < RELEASED:
+    if now < FIRST_RELEASE_AT:
         return "this device's clock has not been set"
-    if last is not None and now < last.at - SLACK:
+    if last is not None and now < last.at - CLOCK_TOLERANCE:
         return f"this device's clock was set back; where that is right, {FILE} on this device can be deleted"
-    if abs(skew_s) > SLACK.total_seconds():
+    if abs(skew_s) > CLOCK_TOLERANCE.total_seconds():
         return f"this device's clock and the aggregator's are {abs(skew_s) / 3600:.1f} hours apart"
     return ""
 
@@ -364,7 +366,7 @@ class Limit:
             left_s = min(left_s, until(now, end) if self._policy.is_open(now.time()) else 0.0)
         return left_s
 
-    def over(self) -> Denied | None:
+    def exceeded(self) -> Denied | None:
         """Return why the work ends now; None while it continues."""
         if self._ended is None and self.left_s <= 0:
             policy = self._policy
@@ -376,7 +378,7 @@ class Limit:
                 self._ended = Denied("max_assignment_minutes", why)
         return self._ended
 
-    def progressed(self, done: int, total: int) -> None:
+    def record_progress(self, done: int, total: int) -> None:
         """Record that `done` of `total` steps are made (0: not known), and end work that would take far too long."""
         minutes, now = self._policy.max_assignment_minutes, self._clock.now()
         self._trains_since = min(self._trains_since, now)

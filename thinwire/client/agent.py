@@ -88,14 +88,14 @@ def serve(
 
     carries = tuple(sorted(secure.carries)) if secure is not None else ()
     facts = DeviceFacts(device.client.name, said, device.has, admission.plans.digests, carries)
-    with _without_repeats(say) as tell:
-        loop = Loop(link, handlers, facts, Retrier(ending, tell, give_up=once), reloader)
+    with _without_repeats(say) as say_once:
+        loop = Loop(link, handlers, facts, Retrier(ending, say_once, give_up=once), reloader)
         if worker is not None:
             worker.stopping = ending.is_set
         try:
             return loop.run()
         except (Refused, Unreachable) as error:
-            tell(error.text())
+            say_once(error.text())
             return error.exit_code
         finally:
             ending.set()
@@ -118,7 +118,7 @@ def wanted(admission: AdmissionController, executors: Sequence[Executor]) -> Cal
         if assignment.kind == "secure":  # the handler's open round bounds it again before it is read
             return sum(part.length for part in assignment.parts) <= MAX_REQUEST_BYTES
         executor, plan = tasks.get(assignment.task), admission.plans.known(assignment)
-        if executor is None or plan is None or not admission.wanted(assignment):
+        if executor is None or plan is None or not admission.is_wanted(assignment):
             return False
         try:
             parsed = RunPlan.from_json(plan)
@@ -160,10 +160,10 @@ def _without_repeats(say: Say) -> Iterator[Say]:
     """Yield a thread-safe `say` that skips a line equal to the last one."""
     lock, last = threading.Lock(), [""]
 
-    def tell(line: str) -> None:
+    def say_once(line: str) -> None:
         with lock:
             if line != last[0]:
                 last[0] = line
                 say(line)
 
-    yield tell
+    yield say_once

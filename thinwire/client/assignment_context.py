@@ -144,10 +144,10 @@ class AssignmentContext:
         limit_s = math.inf if self.limit is None else (1 - MARGIN) * self.limit.left_s
         if (left_s := self.left_s) is None:
             return limit_s if math.isfinite(limit_s) else None
-        if cohort.late == "aggregate" and left_s < self.uplink_estimator.least_s(codec):
+        if cohort.late == "aggregate" and left_s < self.uplink_estimator.min_s(codec):
             left_s += LATER * cohort.max_staleness * deadline_s
         download_bytes = sum(part.length for part in self.assignment.parts)
-        after_s = self.uplink_estimator.lasts_s(codec, dense_bytes, download_bytes, self.delivery.download_s)
+        after_s = self.uplink_estimator.estimate_s(codec, dense_bytes, download_bytes, self.delivery.download_s)
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)
 
     def do(
@@ -155,16 +155,16 @@ class AssignmentContext:
     ) -> TrainResult:
         """Let the executor carry out a request; `CannotReply` ("declined") if the owner's limit ends it."""
         try:
-            return executor.do(request, client, params, buffers, self.tell, self._is_over, self.left_s)
+            return executor.do(request, client, params, buffers, self.print_progress, self._is_over, self.left_s)
         except Cancelled:
-            if self.limit is None or self.cancelled() or (ended := self.limit.over()) is None:
+            if self.limit is None or self.cancelled() or (ended := self.limit.exceeded()) is None:
                 raise
             raise CannotReply("declined", ended.text) from None
 
     def _is_over(self) -> bool:
-        return self.cancelled() or (self.limit is not None and self.limit.over() is not None)
+        return self.cancelled() or (self.limit is not None and self.limit.exceeded() is not None)
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def print_progress(self, what: str, done: int, total: int) -> None:
         """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
         trains = self.assignment.kind == "train"
         if what == "load":
@@ -175,7 +175,7 @@ class AssignmentContext:
             self.say(f"round {self.assignment.round}: evaluate" if trains else "evaluate the last model")
             return
         if self.limit is not None:
-            self.limit.progressed(done, self.plan.local.min_steps if self.plan.local.partial else total)
+            self.limit.record_progress(done, self.plan.local.min_steps if self.plan.local.partial else total)
         now = self.clock.now()
         self._began_at = now if self._began_at is None else self._began_at
         least_s, most_s = SAY_EVERY_S

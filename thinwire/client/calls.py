@@ -1,9 +1,9 @@
-"""Make the client's calls to the aggregator: repeat them, send replies in the background, and record how they went.
+"""Make the client's calls to the aggregator: retry them, send replies in the background, and record their success.
 
-`ReconnectBackoff` draws the waits between tries (exponential backoff with full jitter), and `Retrier` repeats a call by
-them. `BackgroundSender` is the thread that finishes and sends replies while the client trains, in the order in which
-they began. `Handover` passes a message to a thread that waits for it. `StatusReporter` wraps the client's link, through
-which every call passes, and writes `ClientStatus` after each one, for `thinwire client status`.
+`ReconnectBackoff` draws the waits between tries (exponential backoff with full jitter), and `Retrier` repeats a call
+after each wait. `BackgroundSender` is the thread that finishes and sends replies while the client trains, in the order
+in which they began. `Handover` passes a message to a thread that waits for it. `StatusReporter` wraps the client's
+link, and writes `ClientStatus` after each call, for `thinwire client status`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHea
 
 T = TypeVar("T")
 Say = Callable[[str], None]
-FIRST_S, MAX_S = 0.5, 300.0
+MIN_WINDOW_S, MAX_WINDOW_S = 0.5, 300.0  # of the window from which a wait is drawn
 SAY_EVERY_S = 60.0
 
 
@@ -56,7 +56,9 @@ class ReconnectBackoff:
     _next_at: float = -math.inf  # the moment of the next try
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def failed(self, after_s: float = 0.0, within_s: float = 0.0, since: float | None = None) -> tuple[float, bool]:
+    def record_failure(
+        self, after_s: float = 0.0, within_s: float = 0.0, since: float | None = None
+    ) -> tuple[float, bool]:
         """Record a failure; return the seconds to wait, and True if the outage is to be printed.
 
         It is printed at the first failure, then once a minute. `after_s` is the time before which the aggregator wants
@@ -68,14 +70,14 @@ class ReconnectBackoff:
             first, self._since = self._since is None, now if self._since is None else self._since
             lasted_s = now - (self._since if since is None else min(since, self._since))
             spread_s = within_s if first and not lasted_s else 2 * within_s
-            window_s = min(max(MAX_S, 2 * within_s), max(FIRST_S, lasted_s / 2, spread_s))
+            window_s = min(max(MAX_WINDOW_S, 2 * within_s), max(MIN_WINDOW_S, lasted_s / 2, spread_s))
             if self._next_at <= now + after_s:
                 self._next_at = now + after_s + self.draw() * window_s
             say = self._said_at is None or now - self._said_at >= SAY_EVERY_S
             self._said_at = now if say else self._said_at
             return self._next_at - now, say
 
-    def worked(self) -> bool:
+    def record_success(self) -> bool:
         """Record that a call succeeded; return True if the one before had failed."""
         with self._lock:
             failed = self._since is not None
@@ -83,13 +85,13 @@ class ReconnectBackoff:
             return failed
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return True if the last call of any thread succeeded."""
         with self._lock:
             return self._since is None
 
     @property
-    def lasts_s(self) -> float:
+    def outage_s(self) -> float:
         """Return the seconds since the outage began, 0 without one."""
         with self._lock:
             return 0.0 if self._since is None else self.now() - self._since
@@ -115,14 +117,14 @@ class Retrier:
     give_up: bool = False
     outage: ReconnectBackoff = field(default_factory=ReconnectBackoff)
 
-    def until_done(self, call: Callable[[], T], patience_s: float = GIVE_UP_S) -> T:
+    def until_done(self, call: Callable[[], T], give_up_s: float = GIVE_UP_S) -> T:
         """Return what the call returned, after as many tries as it takes.
 
-        Raises `Refused` at once, `Unreachable` only if giving up is allowed and the outage lasts `patience_s`, and
+        Raises `Refused` at once, `Unreachable` only if giving up is allowed and the outage lasts `give_up_s`, and
         `ShuttingDown` if the program is ending.
         """
         since: float | None = None  # this call's first failure
-        followed = False  # True once a try was made because another thread's call succeeded
+        has_followed = False  # True once a try was made because another thread's call succeeded
         while not self.ending.is_set():
             try:
                 got = call()
@@ -132,14 +134,14 @@ class Retrier:
                 if self.ending.is_set():
                     break
                 since = self.outage.now() if since is None else since
-                followed = self._wait(error, patience_s, since, not followed) or followed
+                has_followed = self._wait(error, give_up_s, since, not has_followed) or has_followed
                 continue
-            if self.outage.worked():
+            if self.outage.record_success():
                 self.say("connected again")
             return got
         raise ShuttingDown
 
-    def _wait(self, error: ThinwireError, patience_s: float, since: float, may_follow: bool) -> bool:
+    def _wait(self, error: ThinwireError, give_up_s: float, since: float, may_follow: bool) -> bool:
         """Wait until the next try is due, or return True early if another thread's call succeeded.
 
         It returns early once per call, and only if the aggregator gave no time. A call that fails although others
@@ -147,14 +149,14 @@ class Retrier:
         """
         away = isinstance(error, Unreachable)
         after_s, within_s = (error.after_s, error.within_s) if isinstance(error, Unreachable) else (0.0, 0.0)
-        wait_s, due = self.outage.failed(after_s, within_s, since)
-        if self.give_up and away and self.outage.lasts_s >= patience_s:
+        wait_s, due = self.outage.record_failure(after_s, within_s, since)
+        if self.give_up and away and self.outage.outage_s >= give_up_s:
             raise error
         if due:
             self.say(f"{error}; trying again" + (f"\ntry:   {error.hint}" if error.hint else ""))
         until = self.outage.now() + wait_s
         while (left_s := until - self.outage.now()) > 0 and not self.ending.wait(min(OUTAGE_CHECK_S, left_s)):
-            if may_follow and not after_s and self.outage.over:
+            if may_follow and not after_s and self.outage.is_over:
                 return True
         return False
 
@@ -253,22 +255,22 @@ class Handover:
             return message
 
 
-def sent(assignment: Assignment, header: ReplyHeader, upload_s: float, took_s: float) -> str:
+def sent_line(assignment: Assignment, header: ReplyHeader, upload_s: float, duration_s: float) -> str:
     """Return the log line of a reply that was sent; after its deadline, with the stage that took longest, if known.
 
-    `upload_s` includes all tries. `took_s` counts from the start of the download.
+    `upload_s` includes all tries. `duration_s` counts from the start of the download.
     """
     line = f"round {assignment.round}: sent {header.payload_bytes:,} bytes{' under masks' if assignment.secure else ''}"
-    if not assignment.deadline_s or took_s <= assignment.deadline_s:
+    if not assignment.deadline_s or duration_s <= assignment.deadline_s:
         return line
     named = {"download": "download_s", "queue": "queue_s", "measuring": "evaluate_s", "training": "train_s"}
     named |= {"loading": "load_s", "encoding": "encode_s", "saving": "commit_s"}
     spent = {name: getattr(header.timings, field) for name, field in named.items()}
     if not any(spent.values()):  # a protected reply has no times, so what took longest is not known here
-        return f"{line}, {took_s - assignment.deadline_s:.1f} s late"
+        return f"{line}, {duration_s - assignment.deadline_s:.1f} s late"
     spent["upload"] = upload_s
     what = max(spent, key=lambda name: spent[name])
-    return f"{line}, {took_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
+    return f"{line}, {duration_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 
 
 STATUS_FILE = "status.json"
@@ -321,31 +323,31 @@ class StatusReporter:
         self._link, self._folder, self._wall = inside, folder, wall
         self._lock = threading.Lock()
         self._open: dict[str, tuple[str, int]] = {}  # assignment id -> run and round
-        self._at, self._answered, self._is_closed = ClientStatus(), 0, False
-        self._now()
+        self._status, self._answered, self._is_closed = ClientStatus(), 0, False
+        self._update()
 
     def hello(self, hello: Hello) -> Welcome:
         """Send the hello, and measure the clock's skew by the aggregator's time."""
-        with self._watched():
+        with self._record_call():
             welcome = self._link.hello(hello)
         if welcome.server_time:  # less than a round trip old, however long the hello waited before
-            self._now(skew_s=round(welcome.server_time - self._wall(), 3))
+            self._update(skew_s=round(welcome.server_time - self._wall(), 3))
         return welcome
 
     def pull(self, wait_s: float) -> Delivery | None:
         """Pull an assignment, and record its work as begun."""
-        with self._watched():
+        with self._record_call():
             return self._pulled(self._link.pull(wait_s))
 
     def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Push a reply, and record its assignment as done."""
-        with self._watched():
+        with self._record_call():
             self._link.push(reply, bundle)
             self._replied(reply)
 
     def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
         """Send a message of a phase, and pull as `pull` does."""
-        with self._watched():
+        with self._record_call():
             delivery = self._link.answer(reply, wait_s)
             self._replied(reply)
             return self._pulled(delivery)
@@ -373,22 +375,22 @@ class StatusReporter:
                 self._answered += 1
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _record_call(self) -> Iterator[None]:
         """Record one call: its error as the last one, its success as being connected."""
         try:
             yield
         except ThinwireError as error:
             if self._is_closed:
                 raise
-            self._now(connected_at=None, last_error=str(error), last_error_at=self._wall())
+            self._update(connected_at=None, last_error=str(error), last_error_at=self._wall())
             raise
-        self._now(connected_at=self._at.connected_at or self._wall())
+        self._update(connected_at=self._status.connected_at or self._wall())
 
-    def _now(self, **changed: Any) -> None:
+    def _update(self, **changed: Any) -> None:
         with self._lock:
             for assignment_id in self._link.cancelled():
                 self._open.pop(assignment_id, None)
-            at = replace(self._at, at=self._wall(), answered=self._answered, **changed)
+            at = replace(self._status, at=self._wall(), answered=self._answered, **changed)
             if at.connected_at is None:
                 at = replace(at, state="connecting" if at.last_error_at is None else "offline")
             elif self._open:
@@ -396,5 +398,5 @@ class StatusReporter:
                 at = replace(at, state="working", run=run, round=number)
             else:
                 at = replace(at, state="idle")
-            self._at = at
+            self._status = at
             at.save(self._folder)

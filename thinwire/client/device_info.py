@@ -1,6 +1,6 @@
-"""Read what this device has: processor, memory, power, and the price of its link.
+"""Read the equipment of this device: processor, memory, power, and whether its link is metered.
 
-Linux gives all of it but the link's price, which NetworkManager knows. The owner's policy overrides what is not
+Linux reports all of it except the metering, which NetworkManager knows. The owner's policy can set what is not
 measurable (`client.toml`, `power` and `link`).
 
 `DeviceInfoProbe` gives a hello its equipment, and skips small changes of free memory. `UplinkTimeEstimator` estimates
@@ -26,7 +26,7 @@ from thinwire.core.equipment import Equipment
 from thinwire.core.formatting import p90
 from thinwire.core.types import ReplyHeader
 
-NETWORK_MANAGER_TIMEOUT_S = 5.0  # NetworkManager responds within milliseconds, or is stuck
+NETWORK_MANAGER_TIMEOUT_S = 5.0  # NetworkManager responds within milliseconds, or hangs
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.TYPE,GENERAL.STATE,GENERAL.METERED", "dev", "show")
 VIRTUAL = frozenset({"loopback", "bridge", "dummy", "veth"})  # another device carries their traffic
 
@@ -47,17 +47,17 @@ def metered(link: Literal["auto", "metered", "unmetered"]) -> bool | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return as_told(done.stdout.decode(errors="replace"))
+    return parse_nmcli(done.stdout.decode(errors="replace"))
 
 
-def as_told(text: str) -> bool | None:
+def parse_nmcli(text: str) -> bool | None:
     """Return True if any connected device of nmcli's blocks is metered, False if none may be, else None.
 
-    >>> as_told("GENERAL.TYPE:wifi\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:no (guessed)")
+    >>> parse_nmcli("GENERAL.TYPE:wifi\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:no (guessed)")
     False
-    >>> as_told("GENERAL.TYPE:gsm\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:yes")
+    >>> parse_nmcli("GENERAL.TYPE:gsm\\nGENERAL.STATE:100 (connected)\\nGENERAL.METERED:yes")
     True
-    >>> as_told("GENERAL.TYPE:wifi\\nGENERAL.STATE:30 (disconnected)\\nGENERAL.METERED:no") is None
+    >>> parse_nmcli("GENERAL.TYPE:wifi\\nGENERAL.STATE:30 (disconnected)\\nGENERAL.METERED:no") is None
     True
     """
     found: list[bool | None] = []
@@ -71,50 +71,50 @@ def as_told(text: str) -> bool | None:
     return False if found and None not in found else None
 
 
-AGAIN_S = 600.0  # between two measurements
-NEWS = 0.25  # relative change of free memory that is reported
+MEASURE_EVERY_S = 600.0  # between two measurements
+MIN_CHANGE = 0.25  # relative change of free memory that is reported
 ROOT = Path("/")
 
 
 class DeviceInfoProbe:
-    """The equipment that a hello reports, measured every `AGAIN_S` and when the policy changes.
+    """Returns the equipment that a hello reports, measured every `MEASURE_EVERY_S` and when the policy changes.
 
-    Free memory is reported again only if it differs by a quarter. `mine` returns the processes of this client, whose
-    memory is available to a task of its own.
+    Free memory is reported again only if it differs by a quarter. `own_pids` returns the processes of this client:
+    their memory is available to its tasks.
     """
 
     def __init__(
         self,
         policy: Callable[[], Policy],
-        mine: Callable[[], Iterable[int]] = lambda: (os.getpid(),),
+        own_pids: Callable[[], Iterable[int]] = lambda: (os.getpid(),),
         root: Path = ROOT,
         now: Callable[[], float] = time.monotonic,
-        link_is: Callable[..., bool | None] = metered,
+        is_metered: Callable[..., bool | None] = metered,
     ) -> None:
-        self._policy, self._mine, self._root, self._now, self._link_is = policy, mine, root, now, link_is
-        self._told: Equipment | None = None
-        self._looked_at, self._by = 0.0, Policy()
+        self._policy, self._own_pids, self._root, self._now, self._is_metered = policy, own_pids, root, now, is_metered
+        self._reported: Equipment | None = None
+        self._measured_at, self._measured_by = 0.0, Policy()
 
     def __call__(self) -> Equipment:
         """Return the equipment to report now."""
         policy = self._policy()
-        if self._told is None or policy != self._by or self._now() - self._looked_at >= AGAIN_S:
-            self._looked_at, self._by = self._now(), policy
-            self._told = _worth_telling(self._told, self._look(policy))
-        return self._told
+        if self._reported is None or policy != self._measured_by or self._now() - self._measured_at >= MEASURE_EVERY_S:
+            self._measured_at, self._measured_by = self._now(), policy
+            self._reported = _without_small_change(self._reported, self._measure(policy))
+        return self._reported
 
-    def _look(self, policy: Policy) -> Equipment:
-        total, free = memory(self._root, self._mine())
+    def _measure(self, policy: Policy) -> Equipment:
+        total, free = memory(self._root, self._own_pids())
         powered = on_mains(self._root) if policy.power == "auto" else policy.power == "mains"
-        return Equipment(usable_cores(self._root), total, free, powered, self._link_is(policy.link))
+        return Equipment(usable_cores(self._root), total, free, powered, self._is_metered(policy.link))
 
 
-def _worth_telling(told: Equipment | None, seen: Equipment) -> Equipment:
-    """Return `told` with the new values, but with its free memory if that differs only a little."""
-    if told is None or told.free_bytes is None or seen.free_bytes is None:
+def _without_small_change(reported: Equipment | None, seen: Equipment) -> Equipment:
+    """Return the equipment `seen`, but with the free memory that was `reported` if it differs only a little."""
+    if reported is None or reported.free_bytes is None or seen.free_bytes is None:
         return seen
-    little = abs(seen.free_bytes - told.free_bytes) <= NEWS * told.free_bytes
-    kept = Equipment(seen.cores, seen.memory_bytes, told.free_bytes, seen.mains, seen.metered)
+    little = abs(seen.free_bytes - reported.free_bytes) <= MIN_CHANGE * reported.free_bytes
+    kept = Equipment(seen.cores, seen.memory_bytes, reported.free_bytes, seen.mains, seen.metered)
     return kept if little else seen
 
 
@@ -128,10 +128,10 @@ def usable_cores(root: Path = ROOT) -> int:
     return max(1, min(given))
 
 
-def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int | None]:
+def memory(root: Path = ROOT, own_pids: Iterable[int] = ()) -> tuple[int | None, int | None]:
     """Return all and free bytes of the machine, or of this process's control group if that has less.
 
-    A value is None if it is not known. Memory of the processes `mine` counts as free.
+    A value is None if it is not known. Memory of the processes `own_pids` counts as free.
     """
     fields = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
     total, free = (_kilobytes(fields.get(name, "")) for name in ("MemTotal", "MemAvailable"))
@@ -139,7 +139,7 @@ def memory(root: Path = ROOT, mine: Iterable[int] = ()) -> tuple[int | None, int
         return total, None
     for limit, used in _limits(root):
         total, free = min(total, limit), min(free, max(0, limit - used))
-    own = sum(_kilobytes(_field(_text(root / f"proc/{pid}/status"), "VmRSS")) or 0 for pid in mine)
+    own = sum(_kilobytes(_field(_text(root / f"proc/{pid}/status"), "VmRSS")) or 0 for pid in own_pids)
     return total, min(total, free + own)
 
 
@@ -197,48 +197,49 @@ def _kilobytes(text: str) -> int | None:
     return int(number) * 1024 if number.isdigit() else None
 
 
-KEPT = 20  # measured times kept of each codec
-ENCODES = 50e6  # model bytes encoded per second: a guess until the first encode, far below what a small board does
-SLOWER = 4.0  # the uplink is taken to be this much slower than the downlink until an upload was measured
+MAX_TIMES = 20  # latest times of each codec, from which the next one is estimated
+ENCODE_BYTES_A_SECOND = 50e6  # of the model: a guess until the first encode, far below the speed of a small board
+UPLINK_SLOWDOWN = 4.0  # how much slower than the downlink the uplink is, as a guess until the first upload
 
 
-def _kept() -> defaultdict[str, deque[float]]:
-    return defaultdict(lambda: deque(maxlen=KEPT))
+def _recent_times() -> defaultdict[str, deque[float]]:
+    return defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
 
 @dataclass
 class UplinkTimeEstimator:
-    """The times that encoding and uploading took in one run on this device.
+    """Estimates the time of encoding and uploading in one run on this device, from the times that were measured before.
 
-    They are kept in memory, so a new process begins with a guess.
+    The times are kept in memory, so a new process begins with a guess.
     """
 
-    encoding: defaultdict[str, deque[float]] = field(default_factory=_kept)  # codec -> seconds
-    sending: defaultdict[str, deque[float]] = field(default_factory=_kept)
+    encoding: defaultdict[str, deque[float]] = field(default_factory=_recent_times)  # codec -> seconds
+    sending: defaultdict[str, deque[float]] = field(default_factory=_recent_times)
 
-    def encoded(self, header: ReplyHeader, commit_s: float) -> None:
+    def add_encode(self, header: ReplyHeader, commit_s: float) -> None:
         """Record one encode and its commit, which took `commit_s` more."""
         self.encoding[header.codec].append(header.timings.encode_s + commit_s)
 
-    def sent(self, header: ReplyHeader, upload_s: float) -> None:
+    def add_upload(self, header: ReplyHeader, upload_s: float) -> None:
         """Record one upload in seconds."""
         self.sending[header.codec].append(upload_s)
 
-    def least_s(self, codec: str) -> float:
+    def min_s(self, codec: str) -> float:
         """Return the least seconds that both took with this codec; 0 if that is not known."""
         if codec not in self.encoding or codec not in self.sending:
             return 0.0
         return min(self.encoding[codec]) + min(self.sending[codec])
 
-    def lasts_s(self, codec: str, dense_bytes: int, assigned_bytes: int, download_s: float) -> float:
+    def estimate_s(self, codec: str, dense_bytes: int, assigned_bytes: int, download_s: float) -> float:
         """Return the seconds to reserve after training: the p90 of both, or a guess that errs on the long side.
 
-        The guess is for a whole model of `dense_bytes`, on an uplink that is `SLOWER` than the downlink. The downlink's
-        speed is that of the assignment: `assigned_bytes` in `download_s`. The p90 of another codec is used if it is
-        larger than the guess.
+        The guess is for a whole model of `dense_bytes`, on an uplink `UPLINK_SLOWDOWN` times slower than the downlink.
+        The downlink's speed is that of the assignment: `assigned_bytes` in `download_s`. The p90 of another codec is
+        used if it is larger than the guess.
         """
-        down_s = SLOWER * download_s * dense_bytes / assigned_bytes if assigned_bytes else 0.0
-        return _expected(self.encoding, codec, dense_bytes / ENCODES) + _expected(self.sending, codec, down_s)
+        upload_s = UPLINK_SLOWDOWN * download_s * dense_bytes / assigned_bytes if assigned_bytes else 0.0
+        encode_s = _expected(self.encoding, codec, dense_bytes / ENCODE_BYTES_A_SECOND)
+        return encode_s + _expected(self.sending, codec, upload_s)
 
 
 def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -> float:

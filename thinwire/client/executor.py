@@ -28,7 +28,7 @@ from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
     from thinwire.client.train import runtime
-    from thinwire.client.train.protocol import Tell
+    from thinwire.client.train.protocol import OnProgress
     from thinwire.core.plan_schema import LocalSection
 
 
@@ -56,13 +56,13 @@ class Executor(Protocol):
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
-        tell: Tell,
+        on_progress: OnProgress,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
         """Execute a request from these parameters and buffers, and return its result.
 
-        `tell` receives progress as (stage, done, total). `cancelled` returns True to stop: then `Cancelled` is raised.
+        `on_progress` receives the progress as (stage, done, total). If `cancelled` returns True, `Cancelled` is raised.
         `left_s` are the seconds to the deadline.
         """
 
@@ -114,16 +114,16 @@ class InProcessExecutor:
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
-        tell: Tell,
+        on_progress: OnProgress,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
         """Execute a request in this process; see `Executor.do`."""
-        return self.inner.do(request, client, params, buffers, self.progress(tell), cancelled, self.clock)
+        return self.inner.do(request, client, params, buffers, self.progress(on_progress), cancelled, self.clock)
 
-    def progress(self, tell: Tell) -> Tell:
+    def progress(self, on_progress: OnProgress) -> OnProgress:
         """Return the callback that receives the progress; a subclass may let each step take its time."""
-        return tell
+        return on_progress
 
 
 IDLE_S = 600.0  # without an assignment, after which the process is ended to free its memory
@@ -216,7 +216,7 @@ class Worker:
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
-        tell: Tell,
+        on_progress: OnProgress,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
@@ -225,7 +225,7 @@ class Worker:
         try:
             child = self._child if self._child is not None and self._child.alive else None
             if child is None:
-                tell("load", 0, 0)
+                on_progress("load", 0, 0)
                 child = self._start(deadline)
             if self.layout(task).digest != layout.digest:
                 differs = differences(self.layout(task), layout)
@@ -242,7 +242,7 @@ class Worker:
             }  # fmt: skip
             vectors = [vector for vector in (params, buffers, request.shift, request.kept) if vector is not None]
             child.send(header, *vectors, arrays=request.state or None)
-            found = self.watchdog.wait_for_result(child, tell, cancelled, deadline, self._number)
+            found = self.watchdog.wait_for_result(child, on_progress, cancelled, deadline, self._number)
             with child.translated_errors():
                 if "failed" in found:
                     raise self._error(child, found["failed"])

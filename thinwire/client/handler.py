@@ -111,7 +111,7 @@ class AssignmentHandler:
         except Exception as error:  # an error in a task's code fails this assignment and does not end this program
             begun = self._failed(error, delivery.assignment, say), None
         if not isinstance(begun, Begun):
-            self.admission.ended(delivery.assignment)
+            self.admission.mark_ended(delivery.assignment)
         return begun
 
     def finish(self, begun: Begun) -> ReplyWithFile:
@@ -132,7 +132,7 @@ class AssignmentHandler:
             reply = self._failed(error, assignment, begun.job.say), None
         finally:
             pipeline.unfinished.discard(assignment.assignment_id)
-        self.admission.ended(assignment)
+        self.admission.mark_ended(assignment)
         return reply
 
     def handle_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
@@ -152,7 +152,7 @@ class AssignmentHandler:
         """Record that the aggregator withdrew an assignment that had begun: its work ended without a reply."""
         # An assignment that is still being made arrived twice, and the first one continues.
         if assignment.assignment_id not in self._pipeline(assignment.run).unfinished:
-            self.admission.ended(assignment)
+            self.admission.mark_ended(assignment)
 
     def overlaps(self, assignment: Assignment) -> bool:
         """Return True if the next assignment may begin while the reply to this one is being finished."""
@@ -180,7 +180,7 @@ class AssignmentHandler:
         replies = []
         for header, path in self.runs.unsent_replies(self.executor.name, say):
             try:  # the ledger lacks it if the process was killed after the commit
-                self.admission.answered(header.identity, header.assignment_id)
+                self.admission.mark_answered(header.identity, header.assignment_id)
             except DataLost as error:
                 say(f"{header.assignment_id}: its reply is not sent: {error}")
             else:
@@ -193,7 +193,7 @@ class AssignmentHandler:
         `upload_s` is the time of its upload, given only if the first attempt succeeded.
         """
         if isinstance(reply, ReplyHeader) and reply.parts and upload_s is not None and reply.update_id.run in self.runs:
-            self._uplink_estimators[reply.update_id.run].sent(reply, upload_s)
+            self._uplink_estimators[reply.update_id.run].add_upload(reply, upload_s)
         self.runs.mark_delivered(reply)
 
     def _begin(
@@ -208,7 +208,7 @@ class AssignmentHandler:
             pipeline = self._pipelines[assignment.run] = PipelineState()
             self._uplink_estimators.pop(assignment.run, None)
         if (entry := outbox.find(state, assignment.assignment_id)) is not None:
-            self.admission.answered(assignment.identity, assignment.assignment_id)
+            self.admission.mark_answered(assignment.identity, assignment.assignment_id)
             say(f"round {assignment.round}: the reply was made before and is sent again")
             return entry.header, folder.path(entry)
         if assignment.secure is not None:
@@ -369,12 +369,12 @@ class AssignmentHandler:
         state = outbox.append(state, entry)
         self.runs.commit(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         if silent:  # an assignment of another plan has no booking
-            self.admission.answered(assignment.identity, assignment.assignment_id)
+            self.admission.mark_answered(assignment.identity, assignment.assignment_id)
         commit_s = self.clock.now() - begun
         if silent:
             return header, folder.path(entry)
         if header.parts:
-            self._uplink_estimators[assignment.run].encoded(header, commit_s)
+            self._uplink_estimators[assignment.run].add_encode(header, commit_s)
         return replace(header, timings=replace(header.timings, commit_s=commit_s)), folder.path(entry)
 
     def _failed(self, error: Exception, assignment: Assignment, say: Say) -> Failure:
@@ -389,5 +389,5 @@ class AssignmentHandler:
         if not is_protected(replace(assignment, plan=plan or assignment.plan)):
             return failure
         with contextlib.suppress(DataLost):  # that a task failed may tell of its data: another try is booked apart
-            self.admission.answered(assignment.identity, assignment.assignment_id)
+            self.admission.mark_answered(assignment.identity, assignment.assignment_id)
         return errors.without_details(failure)

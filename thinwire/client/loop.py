@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from thinwire.client.calls import ENDING_CHECK_S, BackgroundSender, Handover, Retrier, ShuttingDown, sent
+from thinwire.client.calls import ENDING_CHECK_S, BackgroundSender, Handover, Retrier, ShuttingDown, sent_line
 from thinwire.client.execute import Begun
 from thinwire.client.handler import AssignmentHandler, ReplyWithFile
 from thinwire.client.reloader import Reloader
@@ -36,9 +36,9 @@ SAVE_S = 600.0  # longest time that state stays unsaved with `durability = "exit
 MAX_PULLED, MAX_PULLED_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
 # An honest aggregator returns a pull at once only with an assignment, or with a withdrawn one, of which there are few.
 QUICK_S, MAX_QUICK, PAUSE_S = 0.05, 16, 1.0
-ADVERTISE_S = 5.0  # longest delay of the next pull, until the model is loaded: no withdrawal is heard meanwhile
+ADVERTISE_S = 5.0  # longest delay of the next pull, until the model is loaded: no withdrawal arrives meanwhile
 NO_TASK = "no such task on this device"
-BACK_S = 1.0  # wait of the first pull after an outage: its return ends the outage, and a person may be waiting for it
+RECONNECT_WAIT_S = 1.0  # longest wait of the first pull after an outage, whose return ends the outage
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Loop:
         self.link, self.handlers, self.facts, self.calls, self._reloader = link, handlers, facts, calls, reloader
         self.say, self.ending = calls.say, calls.ending
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
-        self.poll_s, self._saved_at, self._works = 25.0, time.monotonic(), False
+        self.poll_s, self._saved_at, self._is_working = 25.0, time.monotonic(), False
         self._runs_seen: set[str] = set()  # runs of which this process received an assignment
         kept = {run: identity for task, one in handlers.items() for run, identity in one.runs.open_runs(task).items()}
         self.hello = Hello(
@@ -93,7 +93,7 @@ class Loop:
         self._warn()
         self.say("connecting")
         with contextlib.suppress(ShuttingDown):
-            welcome = self.calls.until_done(lambda: self._heard(lambda: self.link.hello(self.hello)), patience_s=0.0)
+            welcome = self.calls.until_done(lambda: self._guarded(lambda: self.link.hello(self.hello)), give_up_s=0.0)
             self.poll_s = welcome.poll_s
             for handler in self.handlers.values():
                 handler.name = welcome.name  # the aggregator's name for it: an operator may have renamed this device
@@ -103,12 +103,12 @@ class Loop:
             self._puller.start()
             self.say("idle")
             while not self.ending.is_set():
-                self._keep_up()
+                self._maintain()
                 with contextlib.suppress(queue.Empty):
                     item = self.inbox.get(timeout=ENDING_CHECK_S)
                     if isinstance(item, Exception):
                         raise item
-                    if self._take(*item) and self.calls.give_up:
+                    if self._handle(*item) and self.calls.give_up:
                         break
         return 0
 
@@ -131,11 +131,11 @@ class Loop:
         for handler in self.handlers.values():
             handler.save(self.say)
 
-    def _keep_up(self) -> None:
-        """Do what is due between two assignments: save, reload, and report changes of this device in a new hello."""
+    def _maintain(self) -> None:
+        """Save and reload if that is due between two assignments, and report changes of this device in a new hello."""
         if time.monotonic() - self._saved_at >= SAVE_S:
             self._saved_at = time.monotonic()
-            self._in_turn(self.save)
+            self._after_replies(self.save)
         if self._reloader.requested.is_set():
             self._reloader.reload(self.say)
         if self._reloader.worker is not None:
@@ -144,10 +144,13 @@ class Loop:
         if hello != self.hello:
             self.hello = hello
             self._warn()
-            self._in_turn(lambda: self.calls.until_done(lambda: self._heard(lambda: self.link.hello(hello))))
+            self._after_replies(lambda: self.calls.until_done(lambda: self._guarded(lambda: self.link.hello(hello))))
 
-    def _in_turn(self, job: Callable[[], object]) -> None:
-        """Run a job now, or after the replies that are still being finished: with overlap there may always be some."""
+    def _after_replies(self, job: Callable[[], object]) -> None:
+        """Run a job now if no reply is being finished, else queue it in the background behind the replies.
+
+        With overlap there may always be a reply that is being finished.
+        """
         (job if self._background_sender.idle else lambda: self._background_sender.put(job))()
 
     def end_background_sender(self) -> None:
@@ -170,9 +173,9 @@ class Loop:
                 began = time.monotonic()
                 delivery, reply = self._pulled(reply), None
                 if delivery is not None and delivery.assignment.kind == "secure":
-                    reply = self._phase(delivery)
+                    reply = self._handle_phase(delivery)
                 elif delivery is not None:
-                    reply = self._begun(delivery)
+                    reply = self._enqueue(delivery)
                 quick = quick + 1 if delivery is None and time.monotonic() - began < QUICK_S else 0
                 if quick > MAX_QUICK:
                     self.ending.wait(PAUSE_S)
@@ -185,11 +188,11 @@ class Loop:
         """Return the next assignment, after the message of a phase was sent if there is one."""
 
         def call() -> Delivery | None:
-            wait_s = self._patience_s()
+            wait_s = self._pull_wait_s()
             return self.link.pull(wait_s) if reply is None else self.link.answer(reply, wait_s)
 
         try:
-            return self.calls.until_done(lambda: self._heard(call))
+            return self.calls.until_done(lambda: self._guarded(call))
         except (NotOffered, NotAccepted) as error:  # the aggregator ends the round without this client
             self.say(error.text())
             if isinstance(reply, PhaseReply):
@@ -197,14 +200,14 @@ class Loop:
                     handler.rounds.forget(reply.assignment_id)
             return None
 
-    def _begun(self, delivery: Delivery) -> PhaseReply | None:
+    def _enqueue(self, delivery: Delivery) -> PhaseReply | None:
         """Put an assignment into the inbox; return the advertisement if a secure round begins at once."""
-        if delivery.assignment.secure is not None and not self._works and self.inbox.empty():
+        if delivery.assignment.secure is not None and not self._is_working and self.inbox.empty():
             self._advertisements.begin()
         self.inbox.put((delivery, time.monotonic()))
         return self._advertisements.take(ADVERTISE_S)
 
-    def _phase(self, delivery: Delivery) -> PhaseReply | Failure | None:
+    def _handle_phase(self, delivery: Delivery) -> PhaseReply | Failure | None:
         """Return the reply to a phase of a secure round, at once: the working thread may train for a long time."""
         assignment = delivery.assignment
         try:
@@ -224,10 +227,10 @@ class Loop:
                 return
             self.ending.wait(ENDING_CHECK_S)
 
-    def _heard(self, call: Callable[[], T]) -> T:
-        """Return what a call returned.
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """Return the result of a call; print an internal error in full, and raise it as `BadPayload`.
 
-        An error that no check foresaw is an internal error: it is printed in full, and the call is made again.
+        An internal error is any exception but `ThinwireError`. The call is then tried again.
         """
         try:
             return call()
@@ -241,16 +244,16 @@ class Loop:
                 )
             raise BadPayload("cannot read what the aggregator says", why=plain(str(error))) from error
 
-    def _patience_s(self) -> float:
-        return min(BACK_S, self.poll_s) if self.calls.outage.lasts_s else self.poll_s
+    def _pull_wait_s(self) -> float:
+        return min(RECONNECT_WAIT_S, self.poll_s) if self.calls.outage.outage_s else self.poll_s
 
-    def _take(self, delivery: Delivery, came_at: float) -> bool:
+    def _handle(self, delivery: Delivery, came_at: float) -> bool:
         """Handle one assignment. Return True if it ended a run that was active during the lifetime of this process."""
-        self._works = True
+        self._is_working = True
         try:
-            self._answer(delivery, came_at)
+            self._work_on(delivery, came_at)
         finally:
-            self._works = False
+            self._is_working = False
             self._advertisements.end()
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
@@ -261,7 +264,7 @@ class Loop:
             return False
         return not delivery.missed or assignment.run in self._runs_seen
 
-    def _answer(self, delivery: Delivery, came_at: float) -> None:
+    def _work_on(self, delivery: Delivery, came_at: float) -> None:
         assignment = delivery.assignment
         handler = self.handlers.get(assignment.task)
         if handler is not None:
@@ -328,7 +331,7 @@ class Loop:
             self.say(f"round {delivery.assignment.round}: its reply was not accepted")
         elif isinstance(reply, ReplyHeader) and reply.parts:
             now = time.monotonic()
-            self.say(sent(delivery.assignment, reply, now - began, delivery.download_s + now - since))
+            self.say(sent_line(delivery.assignment, reply, now - began, delivery.download_s + now - since))
 
     def _push(self, handler: AssignmentHandler | None, reply: Reply, bundle: Path | None = None) -> bool:
         """Push a reply until the aggregator has it; return False if the aggregator refuses it or has no such run.
@@ -341,15 +344,15 @@ class Loop:
             begun.append(time.monotonic())
             self.link.push(reply, bundle)
 
-        taken = True
+        is_accepted = True
         try:
-            self.calls.until_done(lambda: self._heard(push))
+            self.calls.until_done(lambda: self._guarded(push))
         except NotOffered as error:  # the reply stays on disk, and other replies continue
             self.say(error.text())
             return False
         except NotAccepted as error:  # this reply is lost, and the client continues
-            taken = False
+            is_accepted = False
             self.say(error.text())
         if handler is not None:  # an interrupted or refused upload does not show how long one takes
-            handler.mark_delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
-        return taken
+            handler.mark_delivered(reply, time.monotonic() - begun[0] if is_accepted and len(begun) == 1 else None)
+        return is_accepted

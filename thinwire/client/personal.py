@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from thinwire.client.calls import Say
     from thinwire.client.executor import Executor
-    from thinwire.client.train.protocol import ClientInfo, Tell, TrainRequest, TrainResult
+    from thinwire.client.train.protocol import ClientInfo, OnProgress, TrainRequest, TrainResult
     from thinwire.core.fleet import TaskReport
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Assignment, Vector
@@ -84,13 +84,13 @@ class PersonalExecutor:
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
-        tell: Tell,
+        on_progress: OnProgress,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
     ) -> TrainResult:
         """Execute a request; see `Executor.do`. The result's counters are all of the model's."""
         request = replace(request, personal=tuple(t.name for t in self.personal))
-        return self.inner.do(request, client, params, buffers, tell, cancelled, left_s)
+        return self.inner.do(request, client, params, buffers, on_progress, cancelled, left_s)
 
 
 def executor_for(executor: Executor, plan: RunPlan) -> Executor:

@@ -52,8 +52,16 @@ CONTEXT = "context/"  # before the names of arrays of `context.state`
 SHARED = "shared"  # in `FOLDER`: the shared part of each run's model
 MAX_RUNS = 64  # that have ended, of all tasks of a client
 MAX_MODELS = 8  # runs whose shared part stays: those whose model arrived last
-READS = 3  # of a state that its client may commit meanwhile
-WRONG = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # in a damaged file
+MAX_READS = 3  # of a state that a client may be committing
+READ_ERRORS = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)  # in a damaged file
 
 
 @dataclass(frozen=True)
@@ -74,14 +82,14 @@ class PersonalValues:
     context: Arrays = field(default_factory=dict)
 
 
-def put_aside(folder: Path, run: str, state: ClientRunState) -> None:
-    """Keep the personal values of a run that has ended; a second call changes nothing.
+def save_values(folder: Path, run: str, state: ClientRunState) -> None:
+    """Save the personal values of a run that has ended to a file of their own; a second call changes nothing.
 
-    At most `MAX_RUNS` files stay, the ones written last, so that an aggregator cannot fill the disk with ended runs.
+    Only the latest `MAX_RUNS` files stay, so that an aggregator cannot fill the disk with ended runs.
     """
     if not (state.personal or state.context):
         return
-    shared = _about_shared(folder, run, state.identity)
+    shared = _shared_metadata(folder, run, state.identity)
     buffers = _named_buffers(shared, state)
     context = {f"{CONTEXT}{name}": array for name, array in state.context.items()}
     metadata = {
@@ -90,15 +98,15 @@ def put_aside(folder: Path, run: str, state: ClientRunState) -> None:
         "version": shared.get("version", ""),
     }  # fmt: skip
     private_folder(folder / FOLDER)
-    own = [path for path in _files(folder, run) if _about(path).get("identity") == state.identity]
+    existing = [path for path in _files(folder, run) if _metadata(path).get("identity") == state.identity]
     free = (folder / FOLDER / f"{run}{f'.{n}' if n else ''}.safetensors" for n in itertools.count())
-    path = own[0] if own else next(path for path in free if not path.exists())
+    path = existing[0] if existing else next(path for path in free if not path.exists())
     write_atomically(path, save({**state.personal, **buffers, **context}, metadata))
     _keep_latest(folder / FOLDER, MAX_RUNS)
 
 
-def put_back(folder: Path, run: str, identity: str) -> PersonalValues | None:
-    """Return the values that were put aside for this run; None if there are none, or if the disk has damaged them."""
+def saved_values(folder: Path, run: str, identity: str) -> PersonalValues | None:
+    """Return the values that `save_values` saved for this run; None if there are none, or if their file is damaged."""
     found = (_read(path) for path in _files(folder, run))
     return next((one for one in found if one is not None and one.identity == identity), None)
 
@@ -113,14 +121,15 @@ def _files(folder: Path, run: str) -> list[Path]:
 def _read(path: Path) -> PersonalValues | None:
     """Return the values of a file; None if it is damaged."""
     try:
-        found, said = load_file(path), _about(path)
-        local, kept = set(json.loads(said["buffers"])), set(json.loads(said["context"]))
-        counters = {str(name): int(value) for name, value in json.loads(said["counters"]).items()}
+        found, metadata = load_file(path), _metadata(path)
+        local, kept = set(json.loads(metadata["buffers"])), set(json.loads(metadata["context"]))
+        counters = {str(name): int(value) for name, value in json.loads(metadata["counters"]).items()}
         arrays = {name: array for name, array in found.items() if name not in local | kept}
         context = {name.removeprefix(CONTEXT): found[name] for name in kept}
         buffers = {name: found[name] for name in local}
-        return PersonalValues(said["run"], arrays, buffers, counters, said["identity"], said["version"], context)
-    except WRONG:
+        run, identity, version = (metadata[name] for name in ("run", "identity", "version"))
+        return PersonalValues(run, arrays, buffers, counters, identity, version, context)
+    except READ_ERRORS:
         return None
 
 
@@ -133,13 +142,13 @@ def values_of(folder: Path, run: str) -> PersonalValues | None:
         path = run_path(folder, run)
     except DataLost:
         return None
-    state, said = RunFolder(path).load()
-    for _ in range(READS - 1):  # a commit removes the files of the one before it
-        if said:
-            state, said = RunFolder(path).load()
+    state, problems = RunFolder(path).load()
+    for _ in range(MAX_READS - 1):  # a commit removes the files of the one before it
+        if problems:
+            state, problems = RunFolder(path).load()
     if not (state.personal or state.context):
         return next((one for file in reversed(_files(folder, run)) if (one := _read(file)) is not None), None)
-    shared = _about_shared(folder, run, state.identity)
+    shared = _shared_metadata(folder, run, state.identity)
     buffers, version = _named_buffers(shared, state), shared.get("version", "")
     return PersonalValues(run, state.personal, buffers, state.counters, state.identity, version, state.context)
 
@@ -229,10 +238,10 @@ def whole_model(folder: Path, run: str) -> WholeModel:
             why, hint = "no training of it has ended here yet", "again after its next round"
         raise NotFound(f"{run} has no personal layers on this device", why=why, hint=hint)
     try:
-        said = _about_shared(folder, values.run, values.identity)
-        layout, globs = Layout.from_json(json.loads(said["layout"])), tuple(json.loads(said["globs"]))
+        metadata = _shared_metadata(folder, values.run, values.identity)
+        layout, globs = Layout.from_json(json.loads(metadata["layout"])), tuple(json.loads(metadata["globs"]))
         found = {**load_file(_shared_path(folder, values.run)), **values.buffers, **values.arrays}
-    except WRONG as error:
+    except READ_ERRORS as error:
         version = f"model version {values.version}" if values.version else "a model version that is not known"
         raise NotFound(
             f"this device keeps no shared layers of {run}",
@@ -254,7 +263,7 @@ def whole_model(folder: Path, run: str) -> WholeModel:
             made[t.name] = np.ascontiguousarray(found[t.name], kept_type(t)).reshape(t.shape)
     missing = [t.name for t in layout.tensors if t.name not in made]
     made |= {other: made[name] for other, name in layout.aliases if name in made}
-    return WholeModel(run, said["task"], said["version"], globs, made, [t.name for t in personal], missing)
+    return WholeModel(run, metadata["task"], metadata["version"], globs, made, [t.name for t in personal], missing)
 
 
 def _at_aggregator(run: str) -> str:
@@ -294,7 +303,7 @@ def _kept_run(folder: Path, run: str) -> KeptRun | None:
     values = values_of(folder, run)
     stats = [path.stat() for path in (*files, *(state if is_open else ())) if path.exists()]
     return KeptRun(
-        run, is_open, len(values.arrays) if values else 0, _about(_shared_path(folder, run)).get("version", ""),
+        run, is_open, len(values.arrays) if values else 0, _metadata(_shared_path(folder, run)).get("version", ""),
         sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0),
     )  # fmt: skip
 
@@ -316,7 +325,7 @@ def _shared_path(folder: Path, run: str) -> Path:
     return folder / FOLDER / SHARED / f"{run}.safetensors"
 
 
-def _about(path: Path) -> Mapping[str, str]:
+def _metadata(path: Path) -> Mapping[str, str]:
     """Return the metadata of a file; nothing if it is missing or damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
@@ -325,10 +334,10 @@ def _about(path: Path) -> Mapping[str, str]:
         return {}
 
 
-def _about_shared(folder: Path, run: str, identity: str) -> Mapping[str, str]:
+def _shared_metadata(folder: Path, run: str, identity: str) -> Mapping[str, str]:
     """Return the metadata of a run's shared part; nothing if it is that of another run with the same id."""
-    said = _about(_shared_path(folder, run))
-    return said if said.get("identity") == identity else {}
+    metadata = _metadata(_shared_path(folder, run))
+    return metadata if metadata.get("identity") == identity else {}
 
 
 def _named_buffers(shared: Mapping[str, str], state: ClientRunState) -> Arrays:
@@ -338,7 +347,7 @@ def _named_buffers(shared: Mapping[str, str], state: ClientRunState) -> Arrays:
     try:
         layout = shared_layout(Layout.from_json(json.loads(shared["layout"])), tuple(json.loads(shared["globs"])))
         return {t.name: values.reshape(t.shape) for t, values in float_values(layout, state.buffers)}
-    except (*WRONG, PlanError):
+    except (*READ_ERRORS, PlanError):
         return {}
 
 

@@ -52,7 +52,7 @@ class Reloader:
             say(f"the policy stays as it was: {error}")
             return
         if policy != self.admission.policy:
-            self.admission.renew(policy)
+            self.admission.set_policy(policy)
             say(f"the policy is another one now: {policy.digest}")
 
     def _reload_tasks(self, say: Say) -> None:

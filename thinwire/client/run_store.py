@@ -24,7 +24,7 @@ from thinwire.client import outbox
 from thinwire.client.calls import Say
 from thinwire.client.errors import CannotReply
 from thinwire.client.personal_files import FOLDER as PERSONAL
-from thinwire.client.personal_files import put_aside, put_back
+from thinwire.client.personal_files import save_values, saved_values
 from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.formatting import counted
@@ -103,12 +103,12 @@ class RunStore:
         if identity is not None and identity != state.identity:
             if state.sequence and not (state.lost and not state.identity):  # lost state does not name its run
                 say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
-                put_aside(self._folder, run, state)
+                save_values(self._folder, run, state)
                 seen = self.seen.get(run, 0)
                 state = ClientRunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
             state = replace(state, identity=identity)
             self._runs[run] = folder, state
-        if identity and not (state.outbox or state.nbytes) and (own := put_back(self._folder, run, identity)):
+        if identity and not (state.outbox or state.nbytes) and (own := saved_values(self._folder, run, identity)):
             self._runs[run] = folder, replace(state, personal=own.arrays, context=own.context)
         return self._runs[run]
 
@@ -139,7 +139,7 @@ class RunStore:
             if state.identity and identity != state.identity:
                 say(f"{run}: another run of this name is over; what this disk holds of its own one is kept")
                 return False
-            put_aside(self._folder, run, state)
+            save_values(self._folder, run, state)
             state = outbox.end_run(state)
             folder.commit(state)
             self._runs[run] = folder, state
@@ -161,7 +161,7 @@ class RunStore:
                 else:
                     folder = self._folders(self._folder, path.name)
                     state = folder.load()[0]
-                put_aside(self._folder, path.name, state)
+                save_values(self._folder, path.name, state)
                 folder.commit(replace(outbox.end_run(state), lost="given-up", references_from=NOT_KNOWN))
             except (DataLost, OSError) as error:
                 say(str(error))

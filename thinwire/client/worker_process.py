@@ -34,7 +34,7 @@ from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
-    from thinwire.client.train.protocol import Arrays, Tell
+    from thinwire.client.train.protocol import Arrays, OnProgress
 
 
 LOG = "worker.log"
@@ -196,7 +196,7 @@ class Watchdog:
     def wait_for_result(
         self,
         child: WorkerProcess,
-        tell: Tell,
+        on_progress: OnProgress,
         cancelled: Callable[[], bool],
         deadline: Deadline | None,
         number: int = 0,
@@ -214,7 +214,7 @@ class Watchdog:
                     return header
                 with child.translated_errors():
                     what, done, total = header["told"]
-                    tell(str(what), int(done), int(total))
+                    on_progress(str(what), int(done), int(total))
                 alive_at = now
             if cancelled_at is None and cancelled():
                 cancelled_at = now

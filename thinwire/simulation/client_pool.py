@@ -36,7 +36,7 @@ from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.storage import CachedRunFolder, LruPolicy, shared_folder
 
 if TYPE_CHECKING:
-    from thinwire.client.train.protocol import Tell
+    from thinwire.client.train.protocol import OnProgress
 
 ON_TIME_SHARE = 0.9  # of the deadline, after which a client replies that would be late and must not be (`never_late`)
 
@@ -384,11 +384,11 @@ class VirtualClockExecutor(InProcessExecutor):
         super().__init__(executor.task, executor.device, Clock(virtual.now, virtual.advance), executor)
         self.step_s = step_s
 
-    def progress(self, tell: Tell) -> Tell:
-        """Return a callback that passes the progress to `tell`, and advances the clock by one step after each step."""
+    def progress(self, on_progress: OnProgress) -> OnProgress:
+        """Return a callback that passes on the progress, and advances the clock after each training step."""
 
         def advance(what: str, done: int, total: int) -> None:
-            tell(what, done, total)
+            on_progress(what, done, total)
             if what == "train":
                 self.clock.sleep(self.step_s)
 

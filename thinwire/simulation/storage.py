@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from thinwire.client.personal_files import FOLDER as PERSONAL
-from thinwire.client.personal_files import put_aside
+from thinwire.client.personal_files import save_values
 from thinwire.client.run_state import STATE, ClientRunState, RunFolder, run_path, write_unsynced
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import BadPayload, Refused
@@ -348,7 +348,7 @@ def keep_personal_values(folder: Path, run_id: str) -> None:
     for own in clients.glob("*/"):
         path = run_path(own, run_id)
         if any(path.glob("personal-*")) or any(path.glob("context-*")):
-            put_aside(own, run_id, RunFolder(path).load()[0])
+            save_values(own, run_id, RunFolder(path).load()[0])
         keeps = _remove_all_but(own, own / PERSONAL / f"{run_id}.safetensors") or keeps
     for unneeded in [spool] if keeps else [clients, folder]:
         shutil.rmtree(unneeded, ignore_errors=True)

@@ -313,7 +313,7 @@ def test_one_assignment_that_is_repeated_is_worked_on_as_often_as_its_owner_allo
     device: Attacked, attack: str
 ) -> None:
     """The aggregator need not look at what the device says it holds, and gives the same id again and again."""
-    device.admission.renew(Policy(rounds_a_day=2))
+    device.admission.set_policy(Policy(rounds_a_day=2))
     answered = list[str]()
     for letter in "ababab":
         fails = attack == "it fails each time"

@@ -133,7 +133,7 @@ def test_a_million_million_steps_end_at_the_owners_limit(here: Place) -> None:
         failure = device.assign(device.honest.assign(1, work=Work(10**12, 8)))
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
-        device.admission.renew(Policy())
+        device.admission.set_policy(Policy())
         assert isinstance(device.assign(device.honest.assign(2)), ReplyHeader)
 
 
@@ -243,7 +243,7 @@ def test_a_disk_that_would_be_too_full_takes_no_model_and_no_answer(here: Place)
         kind, text = refused(device.assign(device.honest.assign(1)))
         assert kind == "disk"
         assert text.startswith(f"min_free_disk_mb = {2**40}: ")
-        device.admission.renew(Policy(min_free_disk_mb=0))
+        device.admission.set_policy(Policy(min_free_disk_mb=0))
         assert isinstance(device.assign(device.honest.assign(2)), ReplyHeader)
 
 

@@ -182,7 +182,7 @@ def test_no_plan_costs_a_device_more_than_a_moment_and_little_memory(tmp_path: P
     def take() -> None:
         with contextlib.suppress(BadPayload, CannotReply):  # the message is refused, or the assignment
             assignment = assignment_from_bytes(data)
-            assert not admission.wanted(assignment)
+            assert not admission.is_wanted(assignment)
             admission.admit(assignment)
 
     began = time.process_time()

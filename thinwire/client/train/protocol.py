@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
     Arrays = Mapping[str, NDArray[Any]]
     Sums = dict[str, tuple[float, float]]  # of a metric: its sum and its count
-    Tell = Callable[[str, int, int], None]  # "load", "measure" or "train", steps done, all steps (0: unknown)
+    OnProgress = Callable[[str, int, int], None]  # stage ("load", "measure", "train"), steps done, all (0: unknown)
 
 
 class PrivateSteps(NamedTuple):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .protocol import Tell
+    from .protocol import OnProgress
 
     Vector = NDArray[np.float32]
 
@@ -298,7 +298,7 @@ class TaskRuntime:
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
-        tell: Tell = silent,
+        on_progress: OnProgress = silent,
         cancelled: Callable[[], bool] = never,
         clock: Clock = REAL,
     ) -> TrainResult:
@@ -326,7 +326,7 @@ class TaskRuntime:
         begun = clock.now()
         done.load_s = begun - received
         if request.measure and split.test is not None:
-            tell("measure", 0, 0)
+            on_progress("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
             whole, done.histograms = whole_set(module, self.task, split.test, done.sums)
             done.sums.update(numbers(whole))
@@ -337,7 +337,7 @@ class TaskRuntime:
             begun = clock.now()
 
             def progress(at: int, total: int) -> None:
-                tell("train", at, total)
+                on_progress("train", at, total)
 
             if request.private is not None:
                 trained = train_privately(

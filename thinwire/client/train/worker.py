@@ -129,7 +129,7 @@ class WorkerLoop:
         receive_s, told_at = time.monotonic() - began, 0.0
         request = replace(request.after(receive_s), shift=vectors.get("shift"), kept=vectors.get("kept"), state=state)
 
-        def tell(what: str, done: int, total: int) -> None:
+        def on_progress(what: str, done: int, total: int) -> None:
             nonlocal told_at
             now = time.monotonic()
             if now - told_at >= TELL_S or done == total:
@@ -138,7 +138,7 @@ class WorkerLoop:
 
         try:
             done = runtime.do(
-                request, client, vectors["params"], vectors.get("buffers"), tell, lambda: self._cancelled(number)
+                request, client, vectors["params"], vectors.get("buffers"), on_progress, lambda: self._cancelled(number)
             )
         except Cancelled:
             self.wire.send({"cancelled": number})

@@ -52,16 +52,16 @@ def one_round(mailbox: Mailbox, state: LinkState, devices: list[str], number: in
     for name in devices:
         mailbox.record_in_flight(name, (), 1.0)
         if (found := mailbox.next_for(name, 1.0)) is not None:
-            mailbox.pulled(found, 1.0)
+            mailbox.mark_delivered(found, 1.0)
     mailbox.delivered()
     for name, assignment, reply, data in zip(devices, assignments, replies, received, strict=True):
         mailbox.record_in_flight(name, (assignment.assignment_id,), 2.0)
         mailbox.next_for(name, 2.0)
         mailbox.withdrawn(name)
-        mailbox.answered(name, reply, data)
+        mailbox.receive(name, reply, data)
     for arrival in mailbox.poll(0.0):
         assert isinstance(arrival, ReplyHeader)
-        mailbox.acked(arrival.update_id)
+        mailbox.mark_acked(arrival.update_id)
     spent = time.process_time() - began
     assert not state.in_flight()
     return spent

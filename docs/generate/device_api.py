@@ -154,12 +154,16 @@ def _answered() -> set[str]:
 
 def _limits() -> list[tuple[str, str]]:
     slowest = round(connections.BODY_BYTES_A_SECOND * connections.BODY_WINDOW_S)
+    known_days = connections.FORGET_KNOWN_AFTER_S / 86_400
     return [
-        ("connections that nobody signed on, from one address (of IPv6: one /64)", str(connections.UNSIGNED_OF_ONE)),
-        ("and from all together, of which the oldest makes room", str(connections.UNSIGNED_OF_ALL)),
         (
-            f"of these kept for addresses where a device has signed in {connections.FORGOTTEN_S / 86_400:g} days",
-            str(connections.KEPT_FOR_KNOWN),
+            "connections that nobody signed on, from one address (of IPv6: one /64)",
+            str(connections.MAX_UNSIGNED_OF_ADDRESS),
+        ),
+        ("and from all together, of which the oldest makes room", str(connections.MAX_UNSIGNED)),
+        (
+            f"of these kept for addresses where a device has signed in {known_days:g} days",
+            str(connections.RESERVED_FOR_KNOWN),
         ),
         ("a connection without a signed request", f"{connections.UNSIGNED_S:g} s"),
         ("a TLS handshake", f"{connections.HANDSHAKE_S:g} s"),

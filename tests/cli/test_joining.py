@@ -103,7 +103,7 @@ def test_an_address_that_cannot_be_joined_is_2(thinwire, home, api, url):
 
 
 def test_a_device_api_that_is_not_there_is_4_and_one_that_refuses_is_5(thinwire, home, api, monkeypatch):
-    monkeypatch.setattr("thinwire.transport.device.enroll.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.transport.device.enroll.RETRY_S", 0.0)
     text = api.invite().text()
     assert thinwire("client", "join", nobody(), text, "--name", "pi-03", "--home", home).code == 4
     assert join(thinwire, api, home, "pi-03", drawn_invitation(api.authority.pin)).code == 5
@@ -213,7 +213,7 @@ def test_a_client_that_runs_does_not_lose_its_key_under_its_hands(thinwire, home
 
 
 def test_a_join_that_was_refused_leaves_no_client_behind(thinwire, home, api, monkeypatch):
-    monkeypatch.setattr("thinwire.transport.device.enroll.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.transport.device.enroll.RETRY_S", 0.0)
     assert join(thinwire, api, home, "pi-03", drawn_invitation(api.authority.pin)).code == 5
     assert not (home / "clients" / "pi-03" / "key.pem").exists()
     text = api.invite().text()

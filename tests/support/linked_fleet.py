@@ -66,7 +66,7 @@ class LinkedFleet:
     def ack(self, update_ids: Sequence[UpdateId]) -> None:
         self._is_checked = False
         for update_id in update_ids:
-            self._mailbox.acked(update_id)
+            self._mailbox.mark_acked(update_id)
         self._fleet.ack(update_ids)
 
     def drop_uploads(self, run_id: str) -> None:
@@ -117,12 +117,12 @@ class LinkedFleet:
         match arrival:
             case ClientConnected(device=device):
                 self.state.set_online(device)
-                self._mailbox.arrived(arrival)
+                self._mailbox.add_arrival(arrival)
                 self._store.record_device(DeviceOnline(self._fleet.virtual.wall(), device))
             case ClientDisconnected(device=device):
                 self.state.set_offline(device)
-                self._mailbox.arrived(arrival)
+                self._mailbox.add_arrival(arrival)
                 self._store.record_device(DeviceOffline(self._fleet.virtual.wall(), device, arrival.why))
             case ReplyHeader() | Failure():
                 device = arrival.update_id.device if isinstance(arrival, ReplyHeader) else arrival.device
-                assert self._mailbox.answered(device, arrival)
+                assert self._mailbox.receive(device, arrival)

@@ -23,7 +23,7 @@ from thinwire.core.fleet import ClientConnected, Delivery, Envelope, FixedLimits
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, UpdateId
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.device.transfers import FRUITLESS, Outgoing
+from thinwire.transport.device.transfers import MAX_FRUITLESS, Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES
 
 SIZE = 12 * 2**20
@@ -177,7 +177,7 @@ def test_an_upload_to_an_aggregator_that_is_gone_is_left_to_the_backoff_of_the_c
         line.up.cuts = [line.up.given + SIZE // 2]
         with pytest.raises(Unreachable):
             link.push(header, update)
-    assert 1 <= len(asked) <= FRUITLESS
+    assert 1 <= len(asked) <= MAX_FRUITLESS
 
 
 def test_a_download_goes_on_in_a_new_process(here: Place, tmp_path: Path) -> None:

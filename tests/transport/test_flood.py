@@ -18,7 +18,7 @@ from tests.support.callers import Caller, address_of
 from tests.support.fleet_words import PATIENCE_S
 from tests.support.watched import hello_of_tls
 from thinwire.transport.protocol.http import CA
-from thinwire.transport.server.connections import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
+from thinwire.transport.server.connections import MAX_UNSIGNED, MAX_UNSIGNED_OF_ADDRESS
 
 MAX_MORE_BYTES = 64 * 2**20
 CROWD = 5_000
@@ -105,8 +105,8 @@ def test_five_thousand_connections_hold_little_and_keep_no_device_from_its_round
             crowd.come(CROWD // 10)
             rounds.append(api.round_s())
             stats = api.say("stats")
-            assert stats["strangers"] <= UNSIGNED_OF_ALL
-            assert stats["connections"] <= UNSIGNED_OF_ALL + 2
+            assert stats["strangers"] <= MAX_UNSIGNED
+            assert stats["connections"] <= MAX_UNSIGNED + 2
     finally:
         crowd.go()
     assert len(rounds) == 10
@@ -117,7 +117,7 @@ def test_five_thousand_connections_hold_little_and_keep_no_device_from_its_round
 
 def test_one_address_holds_thirty_two_connections_and_its_oldest_makes_room(api: ApiProcess) -> None:
     """Others are approved, and so is the next of this address."""
-    here = [Caller(api, source="127.88.0.1") for _ in range(UNSIGNED_OF_ONE)]
+    here = [Caller(api, source="127.88.0.1") for _ in range(MAX_UNSIGNED_OF_ADDRESS)]
     lines = [caller.connection() for caller in here]
     one_more = Caller(api, source="127.88.0.1").connection()
     with pytest.raises(OSError):
@@ -133,7 +133,8 @@ def test_a_hundred_headers_without_end_are_cut_off_in_bounded_memory(api: ApiPro
     """Through TLS, where a header is bounded by what was decrypted."""
     before = api.memory()
     lines = [
-        Caller(api, source=f"127.99.0.{1 + nth // UNSIGNED_OF_ONE}").connection() for nth in range(4 * UNSIGNED_OF_ONE)
+        Caller(api, source=f"127.99.0.{1 + nth // MAX_UNSIGNED_OF_ADDRESS}").connection()
+        for nth in range(4 * MAX_UNSIGNED_OF_ADDRESS)
     ]
     for line in lines:
         line.sock.sendall(f"GET {CA} HTTP/1.1\r\n".encode())

@@ -22,7 +22,7 @@ from thinwire.core.signals import until
 from thinwire.core.types import Failure
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
-from thinwire.transport.server.app import Gone, Request
+from thinwire.transport.server.app import ConnectionClosed, Request
 from thinwire.transport.server.auth import FAILED_JOINS
 from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.presence import Presence
@@ -167,7 +167,7 @@ def test_a_connection_that_is_closed_twice_leaves_no_traceback(
         while not cycle.flow.read_paused:  # noqa: ASYNC110 - uvicorn tells nobody
             await asyncio.sleep(0.01)
         request.wire.close()
-        raise Gone
+        raise ConnectionClosed
 
     monkeypatch.setattr(HelloRoute, "__call__", closed)
     with pytest.raises((OSError, http.client.HTTPException)):
@@ -200,7 +200,7 @@ def test_a_hello_that_waited_while_its_device_was_revoked_is_not_welcomed(
         here.store.roster.revoke("pi-1")
         here.fleet._revoke_here("pi-1")
 
-    monkeypatch.setattr(HelloRoute, "_alone", meanwhile)
+    monkeypatch.setattr(HelloRoute, "_require_single_process", meanwhile)
     assert liar.hello().short == (403, "revoked")
     assert not [a for a in here.fleet.poll(0.2) if isinstance(a, ClientConnected)]
     assert here.fleet._presence.of("pi-1") is None

@@ -53,7 +53,7 @@ def test_a_lost_reply_burns_nothing_and_the_invitation_is_not_for_two(here: Plac
 
 
 def test_a_reply_that_is_lost_on_the_way_is_requested_again(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.transport.device.enroll.AGAIN_S", 0.0)
+    monkeypatch.setattr("thinwire.transport.device.enroll.RETRY_S", 0.0)
     assert here.authority is not None
     with proxy(here.fleet.address) as clear:
         joined(here, "pi-0", url=f"https://{clear.address}")

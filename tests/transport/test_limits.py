@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from thinwire.core.net import neighbourhood
 from thinwire.transport.server.auth import FAILED_JOINS, JoinRateLimiter
 from thinwire.transport.server.connections import (
-    FORGOTTEN_S,
-    KEPT_FOR_KNOWN,
-    UNSIGNED_OF_ALL,
-    UNSIGNED_OF_ONE,
+    FORGET_KNOWN_AFTER_S,
+    MAX_UNSIGNED,
+    MAX_UNSIGNED_OF_ADDRESS,
+    RESERVED_FOR_KNOWN,
     Connection,
     KnownAddresses,
     UnauthenticatedConnections,
@@ -25,48 +25,50 @@ def test_no_more_than_the_limits_are_ever_in(moves: list[int]) -> None:
     for nth, move in enumerate(moves):
         address = f"192.0.2.{move // 2}"
         if move % 5 == 0 and held:
-            strangers.gone(oldest := next(iter(held)))
+            strangers.remove(oldest := next(iter(held)))
             del held[oldest]
         else:
             held[nth] = address
-            if (ended := strangers.came(nth, address, known=move % 3 == 0)) is not None:
+            if (ended := strangers.add(nth, address, known=move % 3 == 0)) is not None:
                 del held[ended]
-        assert len(strangers) == len(held) <= UNSIGNED_OF_ALL
-        assert list(held.values()).count(address) <= UNSIGNED_OF_ONE
+        assert len(strangers) == len(held) <= MAX_UNSIGNED
+        assert list(held.values()).count(address) <= MAX_UNSIGNED_OF_ADDRESS
 
 
 def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
     strangers = UnauthenticatedConnections[int]()
-    assert [strangers.came(nth, "192.0.2.1") for nth in range(UNSIGNED_OF_ONE)] == [None] * UNSIGNED_OF_ONE
-    assert strangers.came(100, "192.0.2.2") is None
-    assert strangers.came(101, "192.0.2.1") == 0
-    strangers.gone(1)
-    assert strangers.came(102, "192.0.2.1") is None
+    assert [strangers.add(nth, "192.0.2.1") for nth in range(MAX_UNSIGNED_OF_ADDRESS)] == [
+        None
+    ] * MAX_UNSIGNED_OF_ADDRESS
+    assert strangers.add(100, "192.0.2.2") is None
+    assert strangers.add(101, "192.0.2.1") == 0
+    strangers.remove(1)
+    assert strangers.add(102, "192.0.2.1") is None
     assert strangers.refused_connections == 1
 
 
 def test_newcomers_have_448_places_and_known_addresses_64_more() -> None:
-    strangers, new = UnauthenticatedConnections[int](), UNSIGNED_OF_ALL - KEPT_FOR_KNOWN
-    assert [strangers.came(nth, f"192.0.{nth % 20}.1") for nth in range(new)] == [None] * new
-    assert strangers.came(1000, "198.51.100.1") == 0
-    known = [strangers.came(2000 + nth, f"203.0.113.{nth}", known=True) for nth in range(KEPT_FOR_KNOWN)]
-    assert known == [None] * KEPT_FOR_KNOWN
-    assert len(strangers) == UNSIGNED_OF_ALL
-    assert strangers.came(3000, "203.0.113.200", known=True) == 1, "a newcomer makes room, the oldest first"
-    assert strangers.came(3001, "198.51.100.2") == 2, "and for a newcomer no known one does"
+    strangers, new = UnauthenticatedConnections[int](), MAX_UNSIGNED - RESERVED_FOR_KNOWN
+    assert [strangers.add(nth, f"192.0.{nth % 20}.1") for nth in range(new)] == [None] * new
+    assert strangers.add(1000, "198.51.100.1") == 0
+    known = [strangers.add(2000 + nth, f"203.0.113.{nth}", known=True) for nth in range(RESERVED_FOR_KNOWN)]
+    assert known == [None] * RESERVED_FOR_KNOWN
+    assert len(strangers) == MAX_UNSIGNED
+    assert strangers.add(3000, "203.0.113.200", known=True) == 1, "a newcomer makes room, the oldest first"
+    assert strangers.add(3001, "198.51.100.2") == 2, "and for a newcomer no known one does"
 
 
 def test_an_address_is_known_for_thirty_days_and_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     known = KnownAddresses()
     known.note("2001:db8::1", 1000.0)
-    assert known.holds("2001:db8::ffff", 1000.0 + FORGOTTEN_S - 1)
-    assert not known.holds("2001:db8::1", 1000.0 + FORGOTTEN_S)
-    assert not known.holds("2001:db8:0:1::1", 1000.0)
+    assert known.contains("2001:db8::ffff", 1000.0 + FORGET_KNOWN_AFTER_S - 1)
+    assert not known.contains("2001:db8::1", 1000.0 + FORGET_KNOWN_AFTER_S)
+    assert not known.contains("2001:db8:0:1::1", 1000.0)
     monkeypatch.setattr("thinwire.transport.server.connections.MAX_KNOWN", 3)
     for nth in range(5):
         known.note(f"192.0.2.{nth}", 2000.0 + nth)
     assert list(known.at) == ["192.0.2.2", "192.0.2.3", "192.0.2.4"]
-    again = KnownAddresses.from_bytes(known.taken())
+    again = KnownAddresses.from_bytes(known.to_bytes())
     assert again.at == known.at
     assert not known.changed
     known.note("192.0.2.4", 2010.0)

@@ -16,7 +16,7 @@ from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery
 from thinwire.core.link_state import POLL_S
-from thinwire.transport.device.connect import moved
+from thinwire.transport.device.connect import has_new_address
 
 DAY_S = 86_400.0
 
@@ -58,12 +58,12 @@ def test_one_idle_day_costs_less_than_a_megabyte(here: Place) -> None:
 def test_a_device_that_moved_polls_again_at_once(here: Place) -> None:
     away = threading.Event()
 
-    def is_moved(line: object) -> bool:
+    def has_new_address(line: object) -> bool:
         was = away.is_set()
         away.clear()
         return was
 
-    link, got = here.link("pi-1", look_s=0.02, is_moved=is_moved), list[Delivery | None]()
+    link, got = here.link("pi-1", check_every_s=0.02, has_new_address=has_new_address), list[Delivery | None]()
     link.hello(hello("pi-1"))
     thread = threading.Thread(target=lambda: got.append(link.pull(60.0)))
     thread.start()
@@ -79,7 +79,7 @@ def test_this_machine_has_moved_when_it_would_come_from_another_address() -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         for source, expected in (("127.0.0.1", False), ("127.0.0.2", True)):
             with socket.create_connection(server.getsockname(), source_address=(source, 0)) as made:
-                assert moved(made) is expected
+                assert has_new_address(made) is expected
                 server.accept()[0].close()
 
 

@@ -31,16 +31,16 @@ def presence(online: bool, last_seen_at: float | None, now: float) -> Literal["o
 
 @dataclass(eq=False)
 class Outstanding:
-    """Holds an assignment in flight: it was sent, and no reply to it has arrived.
+    """An assignment in flight: it was sent, and no reply to it has arrived.
 
-    `data` is the encoded assignment. `pulled_at` is the wall clock at the last pull, 0 before the first one. `taken` is
-    True once the delivery was reported.
+    `data` is the encoded assignment. `pulled_at` is the wall clock at the last pull, 0 before the first one.
+    `is_delivered` is True once the delivery was reported to the fleet.
     """
 
     envelope: Envelope
     data: bytes
     pulled_at: float = 0.0
-    taken: bool = False
+    is_delivered: bool = False
 
     @property
     def assignment_id(self) -> str:

@@ -98,8 +98,8 @@ class FlowerFleet:
             roster, spool, self._mailbox, self._presence, clock, self._authenticator, self._cas, self._called, speaks
         )
         routes: dict[str, Serve] = {
-            "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.take,
-            "offset": self._uploads.tell, "bundle": BundleRoute(self._mailbox, self._presence),
+            "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.receive_part,
+            "offset": self._uploads.send_offset, "bundle": BundleRoute(self._mailbox, self._presence),
             "leave": LeaveRoute(roster, self._revoke_here),
         }  # fmt: skip
         if authority is not None:
@@ -156,7 +156,7 @@ class FlowerFleet:
         """Delete updates from the spool, so that they are not polled again."""
         for update_id in update_ids:
             self._spool.delete(update_id)
-            self._mailbox.acked(update_id)
+            self._mailbox.mark_acked(update_id)
 
     def cancel(self, assignment_ids: Sequence[str]) -> None:
         """Withdraw assignments; devices learn it at their next call."""
@@ -183,7 +183,7 @@ class FlowerFleet:
         self._pull.closing = True
         self._listener.soon(self._presence.wake_all)
         self._listener.stop()
-        self._keep_known(self._listener.wires.known.taken())
+        self._keep_known(self._listener.wires.known.to_bytes())
 
     def stats(self) -> dict[str, Any]:
         """Return counters for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
@@ -220,7 +220,7 @@ class FlowerFleet:
             else:
                 self._state.register(row.name, row.public_key)
         for header in spool.headers():
-            self._mailbox.arrived(header)
+            self._mailbox.add_arrival(header)
 
     @asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
@@ -233,7 +233,7 @@ class FlowerFleet:
     def _room(self, row: DeviceRow, found: Found) -> int:
         """Return the largest body of a part or of a push, in bytes."""
         if found.route.name == "part":
-            return self._uploads.room(row, found)
+            return self._uploads.max_body_bytes(row, found)
         return push_bytes(self._limits.max_header_bytes())
 
     def _wake(self, devices: Iterable[str]) -> None:
@@ -253,7 +253,7 @@ class FlowerFleet:
         request.charge(self._presence.account(row.name))
 
     def _left(self, device: str, why: str, silent_s: float) -> None:
-        self._mailbox.arrived(ClientDisconnected(device, why, silent_s))
+        self._mailbox.add_arrival(ClientDisconnected(device, why, silent_s))
 
     def _revoke_here(self, device: str) -> None:
         """Disconnect a device, in the device API's loop: its waiting calls are answered with the reason first.
@@ -275,7 +275,7 @@ class FlowerFleet:
         try:
             for update_id in taken:
                 self._spool.delete(update_id)
-                self._mailbox.acked(update_id)
+                self._mailbox.mark_acked(update_id)
             self._spool.drop_partial(device)
         except OSError:
             log.exception("%s is revoked, but what it sent could not be removed", device)
@@ -289,10 +289,10 @@ class FlowerFleet:
             with suppress(ThinwireError):  # of the database: the next sweep may reach it
                 self._presence.renamed(self._roster.rows())
             if self._addresses is not None and self._listener.wires.known.changed:
-                await asyncio.to_thread(self._keep_known, self._listener.wires.known.taken())
+                await asyncio.to_thread(self._keep_known, self._listener.wires.known.to_bytes())
             if self._heard_file is not None and loop.time() >= last_seen_at:
                 last_seen_at = loop.time() + self._heard_s
-                if (heard := self._presence.heard()) != self._heard:
+                if (heard := self._presence.last_seen()) != self._heard:
                     self._heard, ahead = heard, self._clock.wall() - self._clock.now()
                     walls = {name: at + ahead for name, at in heard.items()}
                     await asyncio.to_thread(write_heard, self._heard_file, walls)
@@ -312,7 +312,7 @@ class FlowerFleet:
     def _renew(self) -> None:
         """Renew the certificate; after a rotation make each device send a hello, by which it receives the new CA."""
         if self._cas.renew():
-            self._listener.soon(self._presence.greet_again)
+            self._listener.soon(self._presence.require_registration)
 
 
 def _read_known(path: Path | None) -> KnownAddresses:

@@ -38,10 +38,10 @@ def test_a_pull_that_is_answered_is_no_word_of_the_device(here: Place, tmp_path:
     waiting = threading.Thread(target=link.pull, args=(0.5,))
     waiting.start()
     until(lambda: (one := presence.of("pi-1")) and one.calls)
-    assigned = presence.heard()["pi-1"]
+    assigned = presence.last_seen()["pi-1"]
     waiting.join(PATIENCE_S)
     until(lambda: not (one := presence.of("pi-1")) or not one.calls)
-    assert presence.heard().get("pi-1", assigned) == assigned
+    assert presence.last_seen().get("pi-1", assigned) == assigned
     until(lambda: "pi-1" in heard_by(tmp_path / "lock"))
     left = polled(here.fleet, ClientDisconnected)
     assert left.silent_s >= 0.5  # since it selected, and not since it was answered

@@ -15,7 +15,7 @@ from tests.support.fleet_words import until
 from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked, device_of
 from thinwire.transport.protocol.http import CA
-from thinwire.transport.server.connections import UNSIGNED_OF_ALL
+from thinwire.transport.server.connections import MAX_UNSIGNED
 
 ADDRESSES, EACH = 18, 32  # 576 connections
 
@@ -30,7 +30,7 @@ def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 def many_files() -> Iterator[None]:
     """Both ends of the connections are files of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * UNSIGNED_OF_ALL if hard == resource.RLIM_INFINITY else min(hard, 4 * UNSIGNED_OF_ALL)
+    wanted = 4 * MAX_UNSIGNED if hard == resource.RLIM_INFINITY else min(hard, 4 * MAX_UNSIGNED)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -56,7 +56,7 @@ def silent(here: Place, count: int = ADDRESSES * EACH) -> Iterator[list[socket.s
 def test_a_newcomer_comes_in_beside_576_silent_connections_of_18_addresses(here: Place) -> None:
     with silent(here) as lines:
         device_of(here, "pi-1")
-        assert here.fleet.stats()["strangers"] <= UNSIGNED_OF_ALL
+        assert here.fleet.stats()["strangers"] <= MAX_UNSIGNED
         assert lines[0].recv(1) == b"", "the oldest made room"
 
 

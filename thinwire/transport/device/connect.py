@@ -61,7 +61,7 @@ def connect_unverified(address: Address) -> TlsConnection:
     return TlsConnection(_secure_socket(context, sock, address.host), rtt_s)
 
 
-def moved(sock: socket.socket) -> bool:
+def has_new_address(sock: socket.socket) -> bool:
     """Return True if this machine would now use another address, so that nothing arrives on this connection any more.
 
     It looks up the present route: connecting a UDP socket sends nothing. No route at all does not count as a change.

@@ -31,7 +31,7 @@ from thinwire.transport.protocol.signing import Signer
 
 MAX_CA_BYTES = 65_536
 STATES = ("approved", "pending")
-TRIES, AGAIN_S = 3, 1.0  # a lost response is requested again: the same secret with the same key gets the same response
+TRIES, RETRY_S = 3, 1.0  # a lost response is requested again: the same secret with the same key gets the same response
 ANSWER_S = 30.0  # time-out of the one request before anything is verified
 
 
@@ -143,7 +143,7 @@ def _request_enrollment(connection: Connection, url: str, request: HttpRequest) 
         except (OSError, http.client.HTTPException) as error:
             if not left:
                 raise no_answer_error(error, url, tls=True) from error
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
         except (ValueError, TypeError, RecursionError, BadPayload) as error:
             raise Unreachable(f"cannot read the answer of {url}", why=str(error)) from error
     raise AssertionError("unreachable")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.transport.device.connect import Address, TlsConnection, dial, moved
+from thinwire.transport.device.connect import Address, TlsConnection, dial, has_new_address
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, ApiError, inflated
 from thinwire.transport.protocol.signing import NOTHING, Signer
@@ -32,8 +32,8 @@ PIECE_BYTES = 64 * 2**10  # sent in one step: an uplink of 2 kB/s needs less tha
 MAX_REFUSAL_BYTES = 65_536
 
 
-class Moved(ConnectionError):
-    """Raised when this machine gets another address. The request in progress is repeated at once."""
+class AddressChanged(ConnectionError):
+    """Raised if this machine gets another address; the request in progress is then repeated at once."""
 
 
 class Connection:
@@ -51,11 +51,11 @@ class Connection:
         clock: ServerClock,
         trust: Callable[[], Trust | None] = lambda: None,
         *,
-        look_s: float = ADDRESS_CHECK_S,
-        is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
+        check_every_s: float = ADDRESS_CHECK_S,
+        has_new_address: Callable[[TlsConnection], bool] = lambda line: has_new_address(line.sock),
     ) -> None:
         self.address, self._signer, self._clock, self._trust = address, signer, clock, trust
-        self._look_s, self._is_moved = look_s, is_moved
+        self._check_every_s, self._has_new_address = check_every_s, has_new_address
         self._busy = threading.Lock()
         self._line: TlsConnection | None = None
         self._http: http.client.HTTPConnection | None = None
@@ -194,7 +194,7 @@ class Connection:
             self._line = line = dial(self.address, self._trust())
             if self.closed:
                 raise ConnectionAbortedError("this link was closed")
-            self._inlet = PollingReader(line.sock, self._look_s, self._check_silence)
+            self._inlet = PollingReader(line.sock, self._check_every_s, self._check_silence)
             self._http = connection = http.client.HTTPConnection(self.address.host, self.address.port)
             connection.auto_open = 0  # only `dial` connects, because it verifies the peer
             connection.sock = self._inlet
@@ -202,8 +202,8 @@ class Connection:
 
     def _check_silence(self, silent_s: float) -> None:
         """Raise if this machine's address changed or the silence lasts too long; called regularly during silence."""
-        if self._line is not None and self._is_moved(self._line):
-            raise Moved("this machine's address has changed")
+        if self._line is not None and self._has_new_address(self._line):
+            raise AddressChanged("this machine's address has changed")
         if silent_s >= self._wait_s + SILENT_S:
             raise TimeoutError(f"nothing came for {silent_s:.0f} s")
 
@@ -307,11 +307,11 @@ class PollingReader:
     """A socket as http.client sees it: something to send on, and a file to read from. It may stay silent for minutes.
 
     `has_input` reads the bytes that arrived already, without waiting; the file returns them later. `on_silence` is
-    called every `look_s` seconds of silence with its duration, and ends the wait by raising.
+    called every `check_every_s` seconds of silence with its duration, and ends the wait by raising.
     """
 
-    def __init__(self, sock: socket.socket, look_s: float, on_silence: Callable[[float], None]) -> None:
-        self._sock, self._look_s, self._on_silence = sock, look_s, on_silence
+    def __init__(self, sock: socket.socket, check_every_s: float, on_silence: Callable[[float], None]) -> None:
+        self._sock, self._check_every_s, self._on_silence = sock, check_every_s, on_silence
         self._ahead = b""
 
     def has_input(self) -> bool:
@@ -350,7 +350,7 @@ class PollingReader:
             buffer[: len(data)] = data
             return len(data)
         began = time.monotonic()
-        self._sock.settimeout(self._look_s)
+        self._sock.settimeout(self._check_every_s)
         while True:
             try:
                 return self._sock.recv_into(buffer)

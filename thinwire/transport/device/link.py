@@ -28,10 +28,17 @@ from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.protocol import ends
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes, reply_to_bytes
 from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
-from thinwire.transport.device.connect import Address, TlsConnection, moved
-from thinwire.transport.device.http_client import ADDRESS_CHECK_S, Connection, HttpRequest, Moved, read_block, read_rest
+from thinwire.transport.device.connect import Address, TlsConnection, has_new_address
+from thinwire.transport.device.http_client import (
+    ADDRESS_CHECK_S,
+    AddressChanged,
+    Connection,
+    HttpRequest,
+    read_block,
+    read_rest,
+)
 from thinwire.transport.device.identity import ServerClock, Trust
-from thinwire.transport.device.session import InFlightAssignments, Registration, own_errors
+from thinwire.transport.device.session import InFlightAssignments, Registration, translate_errors
 from thinwire.transport.device.transfers import Incoming, Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, ApiError, packed
 from thinwire.transport.protocol.signing import Signer
@@ -47,15 +54,16 @@ class LinkOptions:
 
     `is_wanted` decides about a large assignment before its parts are fetched. `min_free` gives the bytes of disk that
     downloads leave free. `booked` gives the counts, the head and the earlier keys of the device's privacy ledger, for
-    each registration. Every `look_s` seconds of silence, `is_moved` tells if this machine has another address.
+    each registration. The link calls `has_new_address` every `check_every_s` seconds of
+    silence, and connects again if this machine has another address.
     """
 
     clock: ServerClock | None = None
     is_wanted: Callable[[Assignment], bool] = lambda assignment: True
     min_free: Callable[[], int] = lambda: 0
     booked: Callable[[], tuple[Mapping[str, int], str, tuple[str, ...]]] | None = None
-    look_s: float = ADDRESS_CHECK_S
-    is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock)
+    check_every_s: float = ADDRESS_CHECK_S
+    has_new_address: Callable[[TlsConnection], bool] = lambda line: has_new_address(line.sock)
 
 
 class HttpsLink:
@@ -98,8 +106,15 @@ class HttpsLink:
         self.fingerprint = signer.fingerprint
 
         def connection() -> Connection:
-            trust_now, look_s = lambda: self._registration.trust, options.look_s
-            return Connection(address, signer, self.clock, trust_now, look_s=look_s, is_moved=options.is_moved)
+            trust_now, check_every_s = lambda: self._registration.trust, options.check_every_s
+            return Connection(
+                address,
+                signer,
+                self.clock,
+                trust_now,
+                check_every_s=check_every_s,
+                has_new_address=options.has_new_address,
+            )
 
         self._pulling, self._pushing = connection(), connection()
         self._incoming = Incoming(folder / "downloads", options.min_free)
@@ -120,7 +135,7 @@ class HttpsLink:
         if self._hello is None or self._hello.process != hello.process:
             self._in_flight.clear()
             self._in_flight.keep_open(hello.open_runs)
-        with self._own_errors(), self._registering:
+        with self._translate_errors(), self._registering:
             free = self._pulling if self._hello is None else self._pushing  # a pull may use the other one
             welcome = self._register(hello, free)
             self._hello = hello
@@ -136,8 +151,8 @@ class HttpsLink:
         if self._ended:
             return self._ended.popleft()
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
-        with self._own_errors():
-            self._know_the_time(self._pulling)
+        with self._translate_errors():
+            self._require_time(self._pulling)
             return self._pull_again(wait_s)
 
     def push(self, reply: Reply, bundle: Path | None = None) -> None:
@@ -149,12 +164,12 @@ class HttpsLink:
         header = reply_to_bytes(reply)
         length = reply.payload_bytes if isinstance(reply, ReplyHeader) else 0
         _require(bundle, length)
-        with self._own_errors():
-            self._know_the_time(self._pushing)
-            self._know_the_aggregator()
+        with self._translate_errors():
+            self._require_time(self._pushing)
+            self._require_known_peer()
         if not self._in_flight.may_send(reply):
             raise self._not_offered(reply)
-        with self._own_errors(pushes_reply=True):
+        with self._translate_errors(pushes_reply=True):
             if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
                 self._outgoing.send(reply, header, bundle)
             else:
@@ -168,19 +183,19 @@ class HttpsLink:
         One request does both. Sending the message again is harmless.
         """
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
-        with self._own_errors():
-            self._know_the_time(self._pulling)
+        with self._translate_errors():
+            self._require_time(self._pulling)
             if not self._pulling.is_peer_known():
                 with self._registering:
                     self._register(self._last_hello(), self._pulling)
         if not self._in_flight.may_send(reply):
             raise self._not_offered(reply)
-        with self._own_errors(pushes_reply=True):
+        with self._translate_errors(pushes_reply=True):
             return self._pull_again(wait_s, reply)
 
     def leave(self) -> None:
         """Revoke this device by its own wish. Its key is useless afterwards, and the caller deletes it."""
-        with self._own_errors():
+        with self._translate_errors():
             self._call(self._pushing, HttpRequest("POST", LEAVE))
 
     def cancelled(self) -> frozenset[str]:
@@ -193,13 +208,13 @@ class HttpsLink:
         self._pulling.close()
         self._pushing.close()
 
-    def _know_the_time(self, connection: Connection) -> None:
+    def _require_time(self, connection: Connection) -> None:
         """Register again if the learned time was discarded, because no certificate is checked without a time."""
         if self.clock.doubted:
             with self._registering:
                 self._register(self._last_hello(), connection)
 
-    def _know_the_aggregator(self) -> None:
+    def _require_known_peer(self) -> None:
         """Register again if no connection to the registered process is open, because another process may answer now."""
         if self._hello is not None and not (self._pushing.is_peer_known() or self._pulling.is_peer_known()):
             with self._registering:
@@ -235,7 +250,7 @@ class HttpsLink:
         """Pull; again if this machine's address changed, and after a registration if the aggregator demands it."""
         try:
             return self._pull(wait_s, reply)
-        except Moved:
+        except AddressChanged:
             return self._pull(wait_s, reply)
         except ApiError as refusal:
             if refusal.kind != "hello":
@@ -322,7 +337,7 @@ class HttpsLink:
                 if refusal.status != 404:
                     raise
                 return None
-            except Moved:
+            except AddressChanged:
                 continue
             except (OSError, http.client.HTTPException):
                 if self._pulling.closed or self._incoming.size(assignment.parts) <= before:
@@ -334,7 +349,7 @@ class HttpsLink:
         try:
             with connection.request(request) as response:
                 read_rest(response)
-        except Moved:
+        except AddressChanged:
             with connection.request(request) as response:
                 read_rest(response)
 
@@ -345,9 +360,11 @@ class HttpsLink:
         """
         self._ending.wait(random.uniform(0.0, self._registration.spread_s))
 
-    def _own_errors(self, pushes_reply: bool = False) -> AbstractContextManager[None]:
+    def _translate_errors(self, pushes_reply: bool = False) -> AbstractContextManager[None]:
         trust, spread_s = self._registration.trust, self._registration.spread_s
-        return own_errors(self.url, trust is not None, self.fingerprint, spread_s, self._ending.is_set, pushes_reply)
+        return translate_errors(
+            self.url, trust is not None, self.fingerprint, spread_s, self._ending.is_set, pushes_reply
+        )
 
 
 def _require(bundle: Path | None, length: int) -> None:

@@ -5,10 +5,10 @@ assignments the device has and which were withdrawn, because one thread pulls th
 `InFlightAssignments` also knows which runs belong to the aggregator of the last registration: another aggregator at the
 same address may have runs with the same ids.
 
-`own_errors` gives a failed request its meaning: try again, give up this reply, or end the client. Over TLS only one
-thing ends a client: the verified aggregator reports that the device is revoked. Everything else is tried again, because
-it may be fixed without anybody at the device. On plain loopback a person has both programs in front of them, and gets
-the error at once.
+`translate_errors` turns the failure of a request into an error that decides what follows: the client tries again, gives
+up this reply, or ends. Over TLS a client ends only if the verified aggregator reports that the device is revoked. Every
+other request is tried again, because nobody may be at the device to start the client. On plain loopback the person at
+this machine gets the error at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, ApiError, packed
 
-SKEW_SHOWN_S = 5.0  # a smaller skew is reported as 0
+MIN_REPORTED_SKEW_S = 5.0  # a smaller skew is reported as 0
 
 
 class Registration:
@@ -73,9 +73,9 @@ class Registration:
 
     @property
     def skew_s(self) -> float:
-        """Return the reported clock skew in whole seconds, 0 below `SKEW_SHOWN_S`."""
+        """Return the reported clock skew in whole seconds, 0 below `MIN_REPORTED_SKEW_S`."""
         skew_s = self._clock.skew_s
-        return float(round(skew_s)) if abs(skew_s) >= SKEW_SHOWN_S else 0.0
+        return float(round(skew_s)) if abs(skew_s) >= MIN_REPORTED_SKEW_S else 0.0
 
     def _send(self, hello: Hello, connection: Connection) -> tuple[Hello, Welcome]:
         rtt_s = round(connection.open(), 6)
@@ -179,7 +179,7 @@ class InFlightAssignments:
     def add(self, assignment: Assignment, registrations: int) -> None:
         """Record an assignment as in flight, also one that was withdrawn before and sent again.
 
-        `greetings` is the count of registrations when the assignment was pulled.
+        `registrations` is the count of registrations when the assignment was pulled.
         """
         with self._lock:
             if registrations == self._registrations:
@@ -296,7 +296,7 @@ def refusal_error(
 
 
 @contextmanager
-def own_errors(
+def translate_errors(
     url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], pushes_reply: bool
 ) -> Iterator[None]:
     """Translate refusals and connection errors of this block into Thinwire errors.

@@ -123,7 +123,7 @@ def _tag(parts: Sequence[Part]) -> str:
     return etag(parts).strip('"')
 
 
-FRUITLESS = 2  # attempts in a row without progress; then the caller decides when to try again
+MAX_FRUITLESS = 2  # attempts in a row without progress; after them the error is raised
 DIGITS = re.compile("[0-9]{1,18}")  # of an offset; str.isdigit takes what int does not
 MAX_ANSWER_BYTES = 2 * 2**20  # an offset for each of 65 536 parts
 
@@ -157,13 +157,13 @@ class Outgoing:
                     return
                 offsets[index] = _within(status.get("offset"), header.parts[index])
             except ApiError as refusal:
-                if fruitless >= FRUITLESS or refusal.kind not in ("offset", "damaged", "offer"):
+                if fruitless >= MAX_FRUITLESS or refusal.kind not in ("offset", "damaged", "offer"):
                     raise
                 if refusal.kind == "damaged":
                     _require_sound(header, index, bundle)
                 offsets = []
             except (OSError, http.client.HTTPException):
-                if fruitless >= FRUITLESS or self._connection.closed:
+                if fruitless >= MAX_FRUITLESS or self._connection.closed:
                     raise
                 fruitless, cut = fruitless + 1, bool(offsets)
                 self._pause()

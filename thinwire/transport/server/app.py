@@ -30,8 +30,8 @@ RATIO = 32  # beyond FREE_HEADER_BYTES a header may inflate to this many times i
 DRAIN_S, DRAIN_BYTES = 5.0, 64 * 2**20  # limits for reading the rest of a body after the response
 
 
-class Gone(Exception):
-    """The device closed the connection in the middle of its request."""
+class ConnectionClosed(Exception):
+    """Raised if the device closed the connection in the middle of its request."""
 
 
 class Request:
@@ -123,7 +123,7 @@ class Request:
                 if size >= least:
                     yield b"".join(pieces)
                     pieces, size = [], 0
-        except Gone:
+        except ConnectionClosed:
             if size:
                 yield b"".join(pieces)
             raise
@@ -155,13 +155,13 @@ class Request:
     async def write(self, data: bytes, more: bool) -> None:
         """Send a piece of the response's body; `more` is False for the last one.
 
-        Raises `Gone` if the connection is closed.
+        Raises `ConnectionClosed` if the connection is closed.
         """
         if not self.wire.open:
-            raise Gone
+            raise ConnectionClosed
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def hung_up(self) -> None:
+    async def wait_until_closed(self) -> None:
         """Wait until uvicorn has noticed that the connection is closed.
 
         Otherwise uvicorn would answer 500 to a request without a response.
@@ -172,7 +172,7 @@ class Request:
     async def _next(self) -> bytes:
         event = await self._receive()
         if event["type"] == "http.disconnect":
-            raise Gone
+            raise ConnectionClosed
         self._more = event.get("more_body", False)
         body: bytes = event.get("body", b"")
         return body
@@ -183,7 +183,7 @@ class Request:
             while self._more and size < DRAIN_BYTES and time.monotonic() < end:
                 async with asyncio.timeout(DRAIN_S):
                     size += len(await self._next())
-        except (Gone, TimeoutError):
+        except (ConnectionClosed, TimeoutError):
             self._more = False
         if self._more:
             self.wire.close()
@@ -219,9 +219,9 @@ class DeviceApi:
             return
         try:
             await self._serve(request)
-        except (Gone, TimeoutError):
+        except (ConnectionClosed, TimeoutError):
             request.wire.close()
-            await request.hung_up()
+            await request.wait_until_closed()
 
     def refused(self, target: str, refusal: ApiError) -> None:
         """Count a refused request by its path, or as 404 if there is no such path.
@@ -239,10 +239,10 @@ class DeviceApi:
             await self._routes[request.route](request)
         except ApiError as refusal:
             await self._refuse(request, refusal)
-        except (Gone, TimeoutError):
+        except (ConnectionClosed, TimeoutError):
             raise
         except Exception as error:
-            await self._in_trouble(request, error)
+            await self._refuse_failure(request, error)
 
     async def _require_due(self, request: Request) -> None:
         """Wait until the time that the request is stamped with, so that no start is earlier than a served request."""
@@ -256,13 +256,13 @@ class DeviceApi:
     async def _refuse(self, request: Request, refusal: ApiError) -> None:
         self.refused(request.path, refusal)
         if request.answered:
-            raise Gone from refusal
+            raise ConnectionClosed from refusal
         body = refusal.body(self._clock.wall())
         await request.answer(refusal.status, body, JSON if body else b"", refusal.headers())
         if refusal.kind == "revoked":
             request.wire.close()
 
-    async def _in_trouble(self, request: Request, error: Exception) -> None:
+    async def _refuse_failure(self, request: Request, error: Exception) -> None:
         """Log a failure of the aggregator, and refuse the request without details.
 
         The device keeps its data and tries again.

@@ -1,4 +1,4 @@
-"""The routes by which a device receives assignments, and what becomes of its replies.
+"""The routes by which a device receives assignments, and the receiver of its replies.
 
 `PullRoute` waits until there is an assignment for the device, or the wait is over. `BundleRoute` serves the parts of a
 large assignment from the byte at which the last attempt ended. `ReplyReceiver` checks arriving replies against their
@@ -22,36 +22,37 @@ from thinwire.core.link_state import Outstanding
 from thinwire.core.protocol import read_json, same_reply
 from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, Transfer
 from thinwire.transport.protocol.http import INLINE_BYTES, RUN, ApiError, block, etag, packed
-from thinwire.transport.server.app import Gone, Request
+from thinwire.transport.server.app import ConnectionClosed, Request
 from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import DeviceConnection, Presence
 
 MAX_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
-PIECE_BYTES = 2**18  # read and sent in one step: a cancelled download ends after the piece on its way
-SPREAD = 1.1  # a device varies the wait that it was given by up to a tenth
+PIECE_BYTES = 2**18  # read and sent in one step: a cancelled download ends after the piece in transit
+WAIT_JITTER = 1.1  # a device varies the wait of a pull by up to a tenth
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The content of a pull: the process, the seconds that it waits, and the assignments that it has.
+class PullRequest:
+    """A pull: the process, the seconds that it waits, and the ids of the assignments in flight on the device.
 
-    The assignments that it has decide which one it gets, so a response that was lost is simply given again.
+    The aggregator delivers an assignment that is not in flight. So an assignment whose response was lost is delivered
+    again.
     """
 
     process: str
     wait_s: float
-    held: frozenset[str]
+    in_flight: frozenset[str]
 
     @classmethod
-    def read(cls, data: bytes) -> Wanted:
+    def read(cls, data: bytes) -> PullRequest:
         """Parse a pull's JSON; raise `ApiError` 409 if it is invalid."""
         try:
             raw = read_json(data, MAX_BYTES)
             wait_s = float(raw["wait_s"])
             if math.isnan(wait_s):
                 raise ValueError("it waits for NaN seconds")
-            return cls(str(raw["process"]), wait_s, frozenset(str(held) for held in raw["in_flight"]))
+            return cls(str(raw["process"]), wait_s, frozenset(str(each) for each in raw["in_flight"]))
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise ApiError(409, "protocol", f"cannot read the pull: {error}") from error
 
@@ -64,7 +65,7 @@ class PullRoute:
 
     def __init__(self, authenticator: RequestAuthenticator, mailbox: Mailbox, presence: Presence, clock: Clock) -> None:
         self._authenticator, self._mailbox, self._presence = authenticator, mailbox, presence
-        self._clock, self._most_s = clock, presence.poll_s * SPREAD
+        self._clock, self._most_s = clock, presence.poll_s * WAIT_JITTER
         self.closing = False
 
     async def __call__(self, request: Request) -> None:
@@ -73,15 +74,15 @@ class PullRoute:
 
     async def serve(self, request: Request, data: bytes) -> None:
         """Serve a pull whose JSON is `data`, also one that came behind a message of a phase."""
-        row, wanted = request.row, Wanted.read(data)
+        row, pull = request.row, PullRequest.read(data)
         connection = self._presence.of(row.name)
-        if connection is None or connection.must_greet or connection.hello.process != wanted.process:
+        if connection is None or connection.must_register or connection.hello.process != pull.process:
             raise ApiError(401, "hello", "this process has not said hello here")
         self._presence.listen(connection, request.wire)
         connection.turn += 1
-        self._mailbox.record_in_flight(connection.device, wanted.held, self._clock.wall())
+        self._mailbox.record_in_flight(connection.device, pull.in_flight, self._clock.wall())
         with self._presence.call(row.name, waits=True):
-            outstanding, withdrawn = await self._wait(request, connection, min(max(wanted.wait_s, 0.0), self._most_s))
+            outstanding, withdrawn = await self._wait(request, connection, min(max(pull.wait_s, 0.0), self._most_s))
             if self._authenticator.still(row).name != connection.device:
                 raise ApiError(401, "hello", "this device was renamed: say hello again")
             await self._answer(request, connection, outstanding, withdrawn)
@@ -99,7 +100,7 @@ class PullRoute:
             if self.closing:
                 raise ApiError(503, "closing", "the aggregator is closing", retry_after_s=1.0)
             if not request.wire.open:
-                raise Gone
+                raise ConnectionClosed
             if connection.turn != turn:
                 return None, []
             outstanding = self._mailbox.next_for(connection.device, self._clock.wall())
@@ -118,26 +119,26 @@ class PullRoute:
     ) -> None:
         said = json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}"
         control = packed(said)
-        if outstanding is None or not self._is_there(connection.device, outstanding):
+        if outstanding is None or not self._has_parts(connection.device, outstanding):
             await request.answer(200, control + block(b""))
             return
         assignment, bundle = outstanding.spoken(connection.protocol), outstanding.envelope.bundle
         headers = control + packed(assignment)
         length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
-        self._mailbox.pulled(outstanding, self._clock.wall())
+        self._mailbox.mark_delivered(outstanding, self._clock.wall())
         await request.begin(200, [(b"content-length", str(len(headers) + length).encode())])
         await request.write(headers, more=bool(length))
         if length and bundle is not None:
             async for data, more in read(bundle, 0, length):
                 await request.write(data, more)
 
-    def _is_there(self, device: str, outstanding: Outstanding) -> bool:
+    def _has_parts(self, device: str, outstanding: Outstanding) -> bool:
         """Return True if the assignment's parts are still on disk; otherwise fail the assignment."""
         bundle = outstanding.envelope.bundle
         if not outstanding.length or (bundle and bundle.exists() and bundle.stat().st_size == outstanding.length):
             return True
         assignment_id = outstanding.envelope.assignment.assignment_id
-        self._mailbox.answered(
+        self._mailbox.receive(
             device, Failure("disk", "the aggregator lost the model of this assignment", assignment_id, device)
         )
         return False
@@ -172,7 +173,7 @@ class BundleRoute:
             async for data, more in read(bundle, start, length):
                 if self._mailbox.outstanding(request.row.name, request.names["assignment"]) is None:
                     request.wire.abort()  # withdrawn meanwhile: the device does not need the buffered bytes either
-                    raise Gone
+                    raise ConnectionClosed
                 await request.write(data, more)
 
 
@@ -220,22 +221,22 @@ class ReplyReceiver:
         self._mailbox, self._presence, self._spool = mailbox, presence, spool
         self._clock, self._limits = clock, limits
 
-    def failed(self, device: str, failure: Failure, began_at: float) -> None:
+    def receive_failure(self, device: str, failure: Failure, began_at: float) -> None:
         """Queue a failure that a device reported, with bounded texts and the transfer's byte counts."""
         text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.assignment_id, began_at)
-        self._mailbox.answered(
+        self._mailbox.receive(
             device, Failure(failure.kind[:64], text, failure.assignment_id, device, transfer=transfer)
         )
 
-    def messaged(self, device: str, reply: PhaseReply) -> None:
+    def receive_message(self, device: str, reply: PhaseReply) -> None:
         """Queue a device's message of a phase of secure aggregation; its bytes are counted with the next update.
 
         Raise `ApiError` 503 if several of the device's messages are still in memory: a round has one at a time.
         """
-        if self._mailbox.messages(device) >= MAX_MESSAGES:
+        if self._mailbox.unread_messages(device) >= MAX_MESSAGES:
             text = f"{MAX_MESSAGES} messages of {device} are not read yet"
             raise ApiError(503, "busy", text, retry_after_s=1.0)
-        self._mailbox.answered(device, replace(reply, device=device))
+        self._mailbox.receive(device, replace(reply, device=device))
 
     def require_run(self, reply: Reply) -> None:
         """Raise `ApiError` 409 for a reply to an assignment of no run here.
@@ -266,20 +267,20 @@ class ReplyReceiver:
             if count <= most:
                 continue
             text = f"a reply of {count} {what}, at most {most} are accepted"
-            self.failed(device, Failure("protocol", text, header.assignment_id), began_at)
+            self.receive_failure(device, Failure("protocol", text, header.assignment_id), began_at)
             raise ApiError(413, "too-large", text)
 
-    def here_already(self, device: str, header: ReplyHeader, began_at: float) -> bool:
-        """Return True if this very reply arrived before.
+    def is_duplicate(self, device: str, header: ReplyHeader, began_at: float) -> bool:
+        """Return True if the same reply arrived before.
 
-        Another reply under the same id means that the device lost its state: `ApiError` 409 is raised.
+        Raise `ApiError` 409 if another reply arrived with its id: then the device has lost its state.
         """
-        known = self._mailbox.seen(header.update_id)
+        known = self._mailbox.known_digest(header.update_id)
         if known is None:
             return False
         if not same_reply(known, header):
             text = f"update {header.update_id} came before with other contents"
-            self.failed(device, Failure("state-lost", text, header.assignment_id), began_at)
+            self.receive_failure(device, Failure("state-lost", text, header.assignment_id), began_at)
             raise ApiError(409, "state-lost", text)
         self._mailbox.remove_answered(device, header.assignment_id)
         return True
@@ -310,7 +311,7 @@ class ReplyReceiver:
             if not self.expects(device):
                 raise revoke_access(device) from None  # revoking the device removed the draft
             raise
-        if not self._mailbox.answered(device, arrived, received):
+        if not self._mailbox.receive(device, arrived, received):
             await asyncio.to_thread(self._spool.delete, header.update_id)
             raise revoke_access(device)
 

@@ -29,10 +29,11 @@ from thinwire.transport.server.auth import Judge
 
 HANDSHAKE_S = 10.0  # for a TLS handshake
 HEADER_BYTES, HEADER_S = 16 * 2**10, 10.0  # for a request's line and headers
-UNSIGNED_OF_ONE, UNSIGNED_OF_ALL = 32, 512  # unauthenticated connections of one address, and of all
-KEPT_FOR_KNOWN = 64  # of UNSIGNED_OF_ALL, reserved for addresses from which a device has signed before
+MAX_UNSIGNED_OF_ADDRESS, MAX_UNSIGNED = 32, 512  # unauthenticated connections of one address, and of all addresses
+RESERVED_FOR_KNOWN = 64  # of MAX_UNSIGNED, for addresses from which a device has signed before
 MAX_KNOWN = 16_384  # known addresses: more than the devices that one aggregator serves
-FORGOTTEN_S, KEPT_EVERY_S = 30 * 86_400.0, 86_400.0  # when an address is forgotten; how often its time is updated
+FORGET_KNOWN_AFTER_S = 30 * 86_400.0  # without a signature from the address
+UPDATE_KNOWN_EVERY_S = 86_400.0  # a known address's time is not updated more often
 UNSIGNED_S = 30.0  # after which an unauthenticated connection is closed
 BODY_BYTES_A_SECOND, BODY_WINDOW_S = 2**10, 30.0
 CONNECTIONS_OF_ONE = 4  # device: a client has two, four while it reconnects; more would let one device delay others
@@ -42,37 +43,37 @@ MAX_REFUSED_OF_CONNECTION = 3  # refused signatures; an honest device has at mos
 
 @dataclass
 class KnownAddresses:
-    """The addresses from which a device has signed, and when it last did (seconds since 1970), the latest at the end.
+    """The addresses from which a device has signed, with the last time (seconds since 1970), the latest at the end.
 
-    Their reserved connections stay available while strangers use up the others. Above `MAX_KNOWN` the oldest is
-    forgotten.
+    Their reserved connections stay available while strangers use up the others. Above `MAX_KNOWN` the oldest address
+    is forgotten.
     """
 
     at: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    changed: bool = False  # since the last `taken`: an address is new, or its time was a day old
+    changed: bool = False  # True if an address was added or updated since the last `to_bytes`
 
     def note(self, address: str, wall: float) -> None:
         """Record that a device signed from this address at the wall-clock time `wall`."""
         near = neighbourhood(address)
-        if wall - self.at.get(near, -math.inf) > KEPT_EVERY_S:
+        if wall - self.at.get(near, -math.inf) > UPDATE_KNOWN_EVERY_S:
             self.changed = True
             self.at[near] = wall
             self.at.move_to_end(near)
             while len(self.at) > MAX_KNOWN:
                 self.at.popitem(last=False)
 
-    def holds(self, address: str, wall: float) -> bool:
+    def contains(self, address: str, wall: float) -> bool:
         """Return True if a device has signed from this address in the last 30 days."""
-        return wall - self.at.get(neighbourhood(address), -math.inf) < FORGOTTEN_S
+        return wall - self.at.get(neighbourhood(address), -math.inf) < FORGET_KNOWN_AFTER_S
 
-    def taken(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the table as JSON bytes to be stored, and mark it as unchanged."""
         self.changed = False
         return json.dumps(self.at).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> KnownAddresses:
-        """Return the table that `taken` gave; raise ValueError if it is invalid."""
+        """Return the table that `to_bytes` gave; raise ValueError if it is invalid."""
         said = json.loads(data)
         if not isinstance(said, dict) or not all(isinstance(wall, float | int) for wall in said.values()):
             raise ValueError("it is no table of addresses")
@@ -96,29 +97,29 @@ class UnauthenticatedConnections(Generic[C]):
     _new: dict[C, None] = field(default_factory=dict)  # of addresses from which no device has signed
     refused_connections: int = 0
 
-    def came(self, connection: C, address: str, known: bool = False) -> C | None:
-        """Add a connection, and return the one that must end for it, or None. It counts until `gone`.
+    def add(self, connection: C, address: str, known: bool = False) -> C | None:
+        """Add a connection, and return the one that must end for it, or None. It counts until `remove`.
 
         `known` means that a device has signed from this address before.
         """
         near = neighbourhood(address)
         ended: C | None = None
-        if len(of := self._of.get(near, {})) >= UNSIGNED_OF_ONE:
+        if len(of := self._of.get(near, {})) >= MAX_UNSIGNED_OF_ADDRESS:
             ended = next(iter(of))
-        elif not known and len(self._new) >= UNSIGNED_OF_ALL - KEPT_FOR_KNOWN:
+        elif not known and len(self._new) >= MAX_UNSIGNED - RESERVED_FOR_KNOWN:
             ended = next(iter(self._new))
-        elif len(self._near) >= UNSIGNED_OF_ALL:
+        elif len(self._near) >= MAX_UNSIGNED:
             ended = next(iter(self._new or self._near))
         if ended is not None:
             self.refused_connections += 1
-            self.gone(ended)
+            self.remove(ended)
         self._near[connection] = near
         self._of.setdefault(near, {})[connection] = None
         if not known:
             self._new[connection] = None
         return ended
 
-    def gone(self, connection: C) -> None:
+    def remove(self, connection: C) -> None:
         """Remove a connection that was closed or authenticated."""
         if (near := self._near.pop(connection, None)) is None:
             return
@@ -223,15 +224,15 @@ class ConnectionTable:
     open: set[Connection] = field(default_factory=set)
     refused: Callable[[str, ApiError], None] = lambda target, refusal: None
 
-    def came(self, wire: Connection, transport: asyncio.Transport) -> None:
+    def add(self, wire: Connection, transport: asyncio.Transport) -> None:
         """Register a new connection; the oldest unauthenticated one is aborted if there are too many."""
         peer: Any = transport.get_extra_info("peername")
         wire.address, wire.opened_at = str(peer[0]) if peer else "", self.now()
         wire.header_since = wire.opened_at
-        too_many = self.strangers.came(wire, wire.address, self.known.holds(wire.address, self.wall()))
+        too_many = self.strangers.add(wire, wire.address, self.known.contains(wire.address, self.wall()))
         if too_many is not None:
             too_many.abort()
-            self.went(too_many)
+            self.remove(too_many)
         self.open.add(wire)
         wire.abort, wire.unsent = transport.abort, transport.get_write_buffer_size
         found = transport.get_extra_info("socket")
@@ -243,16 +244,16 @@ class ConnectionTable:
         """Mark a connection as authenticated, and note its address as known."""
         if not wire.signed and wire.open:
             wire.signed = True
-            self.strangers.gone(wire)
+            self.strangers.remove(wire)
             self.known.note(wire.address, self.wall())
 
-    def went(self, wire: Connection) -> None:
+    def remove(self, wire: Connection) -> None:
         """Remove a closed connection, and call its `on_close`."""
         if wire in self.open:
             self.open.discard(wire)
             wire.open = False
             wire.account.wires.pop(wire, None)
-            self.strangers.gone(wire)
+            self.strangers.remove(wire)
             wire.on_close()
 
     def watch(self) -> None:

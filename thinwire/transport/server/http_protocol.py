@@ -77,7 +77,7 @@ class TlsProtocol(SSLProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Register the connection, and begin the handshake."""
-        self._wires.came(self._wire, transport)
+        self._wires.add(self._wire, transport)
         super().connection_made(cast(Any, CountedTransport(transport, self._wire)))
 
     def get_buffer(self, n: int) -> memoryview:
@@ -97,7 +97,7 @@ class TlsProtocol(SSLProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection."""
         super().connection_lost(exc)
-        self._wires.went(self._wire)
+        self._wires.remove(self._wire)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -118,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Register a plain connection, and set how it is closed."""
         if not self.wire.tls:
-            self.wires.came(self.wire, transport)
+            self.wires.add(self.wire, transport)
 
         def close() -> None:
             if not transport.is_closing():  # a second close would clear asyncio's TLS state, which uvicorn still reads
@@ -133,7 +133,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset uvicorn's timer would go on and keep this object alive
         if not self.wire.tls:
-            self.wires.went(self.wire)
+            self.wires.remove(self.wire)
         self.wire.open = False
         self.wire.on_close()
 

@@ -49,10 +49,10 @@ class Mailbox:
         self._changed = threading.Condition()
         self._processes: dict[str, str] = {}  # device -> the process that registered last
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
-        self._answers: OrderedDict[UpdateId, bytes] = OrderedDict()
+        self._digests: OrderedDict[UpdateId, bytes] = OrderedDict()
         self._arrivals: deque[Arrival | ArrivedReply] = deque()
         self._waiting: dict[str, set[UpdateId]] = {}  # device -> its replies without an ack
-        self._taken: list[Delivered] = []
+        self._deliveries: list[Delivered] = []
 
     # The fleet's thread
 
@@ -78,8 +78,8 @@ class Mailbox:
         known = all(devices.values())  # else a device may have it from before a restart
         self._state.wake(set(devices.values()) if known else self._state.devices())
 
-    def acked(self, update_id: UpdateId) -> None:
-        """Note that a reply left the spool, so that it no longer counts in `waiting`."""
+    def mark_acked(self, update_id: UpdateId) -> None:
+        """Record that a reply left the spool, so that it no longer counts in `waiting`."""
         with self._changed:
             self._waiting.get(update_id.device, set()).discard(update_id)
 
@@ -94,13 +94,13 @@ class Mailbox:
     def delivered(self) -> list[Delivered]:
         """Return the deliveries of assignments to devices since the last call."""
         with self._changed:
-            taken, self._taken = self._taken, []
-            return taken
+            deliveries, self._deliveries = self._deliveries, []
+            return deliveries
 
     # The thread of the device API
 
-    def greeted(self, device: str, process: str) -> None:
-        """Record the process of a device that registered last.
+    def register_process(self, device: str, process: str) -> None:
+        """Record the process that a device registered last.
 
         A new process does not get the stops of the one before: the aggregator's welcome has named the runs that ended.
         """
@@ -119,7 +119,7 @@ class Mailbox:
         with self._changed:
             for one in self._held(device):
                 if one.envelope.assignment.kind == "stop":
-                    self._take(one, at)  # it may have been sent while this pull waited
+                    self._note_delivered(one, at)  # the stop may have been sent while this pull waited
                     self._state.remove(one)
             return self._state.next_for(device)
 
@@ -128,12 +128,12 @@ class Mailbox:
         with self._changed:
             return withdrawn(self._state.held(device), self._withdrawn)
 
-    def pulled(self, outstanding: Outstanding, at: float) -> None:
-        """Note that an assignment was sent to its device at the wall-clock time `at`."""
+    def mark_delivered(self, outstanding: Outstanding, at: float) -> None:
+        """Record that an assignment was sent to its device at the wall-clock time `at`."""
         self._state.deliver(outstanding, at)
-        if outstanding.envelope.assignment.kind != "stop":  # a stop may be lost on the way unnoticed
+        if outstanding.envelope.assignment.kind != "stop":  # a device reports that it has a stop at its next pull
             with self._changed:
-                self._take(outstanding, at)
+                self._note_delivered(outstanding, at)
 
     def record_in_flight(self, device: str, held: Collection[str], at: float) -> None:
         """Record the assignments that the device reports as received.
@@ -143,15 +143,15 @@ class Mailbox:
         with self._changed:
             self._state.set_held(device, held)
             for one in self._held(device):
-                self._take(one, at)
+                self._note_delivered(one, at)
 
     def pulled_at(self, device: str, assignment_id: str) -> float:
         """Return the wall-clock time at which the device last pulled an assignment, 0 if it did not."""
         outstanding = self._state.find(device, assignment_id)
         return outstanding.pulled_at if outstanding else 0.0
 
-    def answered(self, device: str, reply: Reply, received: bytes = b"") -> bool:
-        """Remove the assignment of a durable reply, and queue the reply for the fleet.
+    def receive(self, device: str, reply: Reply, received: bytes = b"") -> bool:
+        """Receive a durable reply: remove its assignment, and queue the reply for the fleet.
 
         `received` are the bytes that the reply was parsed from, if a device sent it. Return False if the device was
         revoked. A reply to an assignment that is not in flight here (the aggregator was restarted) is queued alone.
@@ -174,7 +174,7 @@ class Mailbox:
             return True
 
     def expects(self, device: str) -> bool:
-        """Return True if the device is registered, which a revoked one is not."""
+        """Return True if the device is registered; a revoked device is not."""
         return self._state.knows(device)
 
     def outstanding(self, device: str, assignment_id: str) -> Outstanding | None:
@@ -212,18 +212,18 @@ class Mailbox:
         with self._changed:
             return len(self._waiting.get(device, ()))
 
-    def messages(self, device: str) -> int:
+    def unread_messages(self, device: str) -> int:
         """Return how many messages of phases of the device wait for the next poll."""
         with self._changed:
             came = (entry.reply if isinstance(entry, ArrivedReply) else entry for entry in self._arrivals)
             return sum(isinstance(reply, PhaseReply) and reply.device == device for reply in came)
 
-    def seen(self, update_id: UpdateId) -> bytes | None:
-        """Return the digest of the reply that arrived under this id, also after its ack; None if none arrived."""
+    def known_digest(self, update_id: UpdateId) -> bytes | None:
+        """Return the digest of the reply that arrived with this id, also after its ack; None if none arrived."""
         with self._changed:
-            return self._answers.get(update_id)
+            return self._digests.get(update_id)
 
-    def arrived(self, arrival: Arrival) -> None:
+    def add_arrival(self, arrival: Arrival) -> None:
         """Queue an arrival that is not the reply to an assignment in flight."""
         with self._changed:
             if isinstance(arrival, ReplyHeader):
@@ -239,13 +239,13 @@ class Mailbox:
         found = (self._state.find(device, assignment_id) for assignment_id in self._state.held(device))
         return [one for one in found if one is not None]
 
-    def _take(self, outstanding: Outstanding, at: float) -> None:
-        if not outstanding.taken:
-            outstanding.taken = True
-            self._taken.append(Delivered(outstanding.envelope.device, outstanding.envelope.assignment, at))
+    def _note_delivered(self, outstanding: Outstanding, at: float) -> None:
+        if not outstanding.is_delivered:
+            outstanding.is_delivered = True
+            self._deliveries.append(Delivered(outstanding.envelope.device, outstanding.envelope.assignment, at))
 
     def _remember(self, header: ReplyHeader) -> None:
-        _remember(self._answers, header.update_id, reply_digest(header))
+        _remember(self._digests, header.update_id, reply_digest(header))
         self._waiting.setdefault(header.update_id.device, set()).add(header.update_id)
 
     def _remove(self, device: str, assignment_id: str) -> None:

@@ -24,7 +24,7 @@ class DeviceConnection:
 
     `last_seen_at` is the time of its last request. `served_at` is the time of the last response, which proves nothing
     about the device. Both are monotonic seconds. `calls` counts its requests in progress, `turn` its pulls. `protocol`
-    is the version negotiated at registration, `key` the fingerprint of its key. `must_greet` is True if it must
+    is the version negotiated at registration, `key` the fingerprint of its key. `must_register` is True if it must
     register again before its next pull. `woken` is set when a waiting pull must look again.
     """
 
@@ -37,7 +37,7 @@ class DeviceConnection:
     turn: int = 0
     protocol: int = PROTOCOL
     key: str = ""
-    must_greet: bool = False
+    must_register: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -55,36 +55,41 @@ class Presence:
     - its connection is open, but no request came for `poll_s + grace_s`, counted from its last request or response;
     - no request came for two polls, whatever was sent to it.
 
-    A response to a waiting pull is no sign of life: a frozen process reads no response. `left` is called with the name
-    of the device, the reason, and the seconds of silence.
+    A response to a waiting pull is no sign of life: a frozen process reads no response. `on_offline` is called with the
+    name of the device, the reason, and the seconds of silence.
 
     Invariant: a device is online in `state` exactly while it has a live process here.
     """
 
     def __init__(
-        self, state: LinkState, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None],
-    ) -> None:  # fmt: skip
+        self,
+        state: LinkState,
+        clock: Clock,
+        grace_s: float,
+        poll_s: float,
+        on_offline: Callable[[str, str, float], None],
+    ) -> None:
         self._state = state
         self.poll_s = poll_s
-        self._clock, self._grace_s, self._left = clock, grace_s, left
-        self._now: dict[str, DeviceConnection] = {}
+        self._clock, self._grace_s, self._on_offline = clock, grace_s, on_offline
+        self._online: dict[str, DeviceConnection] = {}
         self._accounts: dict[str, TrafficCounter] = {}
 
     def of(self, device: str) -> DeviceConnection | None:
         """Return the live process of a device, or None."""
-        return self._now.get(device)
+        return self._online.get(device)
 
     def revoke_access(self, device: str) -> None:
         """Remove the process of a device, and wake its waiting pull, which then finds out."""
-        if connection := self._now.pop(device, None):
+        if connection := self._online.pop(device, None):
             self._state.set_offline(device)
             connection.turn += 1
             connection.woken.set()
 
-    def greet_again(self) -> None:
+    def require_registration(self) -> None:
         """Make every device register again at its next pull, without reporting it as offline."""
-        for connection in self._now.values():
-            connection.must_greet = True
+        for connection in self._online.values():
+            connection.must_register = True
             connection.turn += 1
             connection.woken.set()
 
@@ -94,17 +99,17 @@ class Presence:
         Its pull is answered, and it registers again under the new name of its key's row.
         """
         names = {row.fingerprint: row.name for row in rows}
-        for connection in list(self._now.values()):
+        for connection in list(self._online.values()):
             if (name := names.get(connection.key, connection.device)) != connection.device:
-                self._gone(connection, f"it is called {name} now", self._clock.now() - connection.last_seen_at)
+                self._take_offline(connection, f"it is called {name} now", self._clock.now() - connection.last_seen_at)
 
     def begin(self, hello: Hello, wire: Connection, protocol: int = PROTOCOL, key: str = "") -> bool:
         """Register a process of a device; return False if it was registered before and reports nothing new."""
-        old = self._now.get(hello.name)
+        old = self._online.get(hello.name)
         if old is not None and old.hello.process == hello.process:
             before, old.hello, old.last_seen_at = old.hello, hello, self._clock.now()
             old.served_at = old.last_seen_at
-            old.protocol, old.must_greet = protocol, False
+            old.protocol, old.must_register = protocol, False
             self.listen(old, wire)
             return (before.tasks, before.versions, before.has) != (hello.tasks, hello.versions, hello.has)
         if old is not None:
@@ -112,7 +117,7 @@ class Presence:
             old.woken.set()
         now = self._clock.now()
         connection = DeviceConnection(hello.name, hello, now, wire, now, protocol=protocol, key=key)
-        self._now[hello.name] = connection
+        self._online[hello.name] = connection
         self._state.set_held(hello.name, ())
         self._state.set_online(hello.name)
         self.listen(connection, wire)
@@ -128,7 +133,7 @@ class Presence:
 
         The end of the request counts as a sign of life, unless the request is a pull that `waits`.
         """
-        connection = self._now.get(device)
+        connection = self._online.get(device)
         if connection is None:
             yield
             return
@@ -145,28 +150,28 @@ class Presence:
     def wake(self, devices: Iterable[str]) -> None:
         """Wake the waiting pulls of these devices."""
         for device in devices:
-            if connection := self._now.get(device):
+            if connection := self._online.get(device):
                 connection.woken.set()
 
     def wake_all(self) -> None:
         """Wake the waiting pulls of all devices."""
-        self.wake(list(self._now))
+        self.wake(list(self._online))
 
     def sweep(self) -> None:
         """Take devices offline that were silent for too long, and report each of them."""
         now = self._clock.now()
-        for connection in list(self._now.values()):
+        for connection in list(self._online.values()):
             silent_s, unserved_s = now - connection.last_seen_at, now - connection.served_at
             if connection.calls:
                 continue
             if not connection.wire.open and min(silent_s, unserved_s) > self._grace_s:
-                self._gone(connection, "its connection is closed", silent_s)
+                self._take_offline(connection, "its connection is closed", silent_s)
             elif silent_s > 2 * self.poll_s or min(silent_s, unserved_s) > self.poll_s + self._grace_s:
-                self._gone(connection, f"it has not called for {silent_s:.0f} s", silent_s)
+                self._take_offline(connection, f"it has not called for {silent_s:.0f} s", silent_s)
 
-    def heard(self) -> dict[str, float]:
+    def last_seen(self) -> dict[str, float]:
         """Return the monotonic time of the last request of each device that is online."""
-        return {name: connection.last_seen_at for name, connection in self._now.items()}
+        return {name: connection.last_seen_at for name, connection in self._online.items()}
 
     def account(self, device: str) -> TrafficCounter:
         """Return the byte counts of a device, also of one that is offline."""
@@ -177,9 +182,9 @@ class Presence:
         every = self._accounts.values()
         return sum(account.sent_bytes for account in every), sum(account.received_bytes for account in every)
 
-    def _gone(self, connection: DeviceConnection, why: str, silent_s: float) -> None:
-        del self._now[connection.device]
+    def _take_offline(self, connection: DeviceConnection, why: str, silent_s: float) -> None:
+        del self._online[connection.device]
         self._state.set_offline(connection.device)
         connection.turn += 1
         connection.woken.set()
-        self._left(connection.device, why, silent_s)
+        self._on_offline(connection.device, why, silent_s)

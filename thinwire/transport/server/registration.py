@@ -50,8 +50,8 @@ class HelloRoute:
     ) -> None:  # fmt: skip
         self._roster, self._spool = roster, spool
         self._mailbox, self._presence, self._clock = mailbox, presence, clock
-        self._said: dict[str, deque[float]] = {}  # when each device has registered
-        self._apart: dict[str, str] = {}  # devices without a common protocol version, and why: logged once
+        self._registered_at: dict[str, deque[float]] = {}  # when each device has registered
+        self._conflicts: dict[str, str] = {}  # device -> reason why there is no common protocol version, logged once
         self._authenticator, self._cas, self._called, self._speaks = authenticator, cas, called, speaks
 
     async def __call__(self, request: Request) -> None:
@@ -67,7 +67,7 @@ class HelloRoute:
         except BadPayload as error:
             raise ApiError(409, "protocol", str(error)) from error
         except Refused as error:
-            await self._write_down(request, said.name, str(error))
+            await self._log_version_conflict(request, said.name, str(error))
             raise ApiError(403, "protocol", f"{error}; {error.hint}") from error
         if request.admitted.row is None:
             self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
@@ -77,12 +77,12 @@ class HelloRoute:
             self._require_pause(row.name)
         self._cas.reported(row.name, said.trusted_pins)
         self._presence.renamed(self._roster.rows())
-        await self._alone(said)
+        await self._require_single_process(said)
         self._authenticator.still(row)  # it may have been revoked meanwhile
-        # There is no await since `_alone`, so two registrations cannot both begin.
+        # There is no await since `_require_single_process`, so two registrations cannot both begin.
         if self._presence.begin(said, request.wire, version, row.fingerprint):
-            self._mailbox.greeted(row.name, said.process)
-            self._mailbox.arrived(ClientConnected(row.name, said))
+            self._mailbox.register_process(row.name, said.process)
+            self._mailbox.add_arrival(ClientConnected(row.name, said))
         try:
             await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
         except Refused as error:
@@ -108,7 +108,7 @@ class HelloRoute:
         except Refused as refused:
             raise ApiError(409, "name", str(refused)) from refused
 
-    async def _write_down(self, request: Request, called: str, why: str) -> None:
+    async def _log_version_conflict(self, request: Request, called: str, why: str) -> None:
         """Log a version conflict for the operator, who has to update one side.
 
         The device may have nobody in front of it.
@@ -116,19 +116,19 @@ class HelloRoute:
         name = request.admitted.row.name if request.admitted.row else ""
         if not name:
             self._require_pause(name)
-        if self._apart.get(name) != why:
-            self._apart[name] = why
+        if self._conflicts.get(name) != why:
+            self._conflicts[name] = why
             log.warning("%s cannot take part: %s", name or called, why)
             await asyncio.to_thread(self._roster.note, "protocol", request.wire.address, why, name or called)
 
     def _require_pause(self, name: str) -> None:
         """Raise `ApiError` 503 for a device that registers too often."""
-        now, said = self._clock.now(), self._said.setdefault(name, deque(maxlen=MAX_HELLOS))
+        now, said = self._clock.now(), self._registered_at.setdefault(name, deque(maxlen=MAX_HELLOS))
         if len(said) == MAX_HELLOS and now - said[0] < WITHIN_S:
             raise ApiError(503, "busy", "too many hellos", retry_after_s=WITHIN_S - (now - said[0]))
         said.append(now)
 
-    async def _alone(self, said: Hello) -> None:
+    async def _require_single_process(self, said: Hello) -> None:
         """Raise `ApiError` 409 for a second live process of one name; a killed one gets `SETTLE_S` to be noticed."""
         for _ in range(round(SETTLE_S / SETTLE_STEP_S)):
             before = self._presence.of(said.name)

@@ -37,13 +37,13 @@ from thinwire.transport.protocol.http import (
     inflated,
     unblock,
 )
-from thinwire.transport.server.app import Gone, Request
+from thinwire.transport.server.app import ConnectionClosed, Request
 from thinwire.transport.server.assignments import MAX_BYTES, PullRoute, ReplyReceiver, revoke_access
 from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.presence import Presence
 
 _WAITS = re.compile(rb"(^|[,; ])wait=\d+")  # of Prefer
-AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device
+MAX_PARSED_AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES, each of another device
 DEFLATED_BYTES = 64  # growth of an incompressible block, for each 16 KiB of its JSON
 
 
@@ -74,7 +74,7 @@ class PushRoute:
         self._spool, self._clock, self._limits = spool, clock, limits
         self._storing: set[UpdateId] = set()
         self._parsing: set[str] = set()  # devices whose large header is being parsed
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._parse_slots = asyncio.Semaphore(MAX_PARSED_AT_ONCE)
 
     async def __call__(self, request: Request) -> None:
         """Serve a push."""
@@ -84,13 +84,13 @@ class PushRoute:
             reply = await self._read(device, header)
             self._reply_receiver.require_run(reply)
             if isinstance(reply, ReplyHeader):
-                await self._updated(request, reply, header, bytes(parts), began_at)
+                await self._receive_update(request, reply, header, bytes(parts), began_at)
                 return
             pulls = _pull_behind(request, parts)
             if isinstance(reply, Failure):
-                self._reply_receiver.failed(device, _of_a_device(reply), began_at)
+                self._reply_receiver.receive_failure(device, _of_a_device(reply), began_at)
             else:
-                self._reply_receiver.messaged(device, reply)
+                self._reply_receiver.receive_message(device, reply)
             if pulls is None:
                 await request.answer(200)
                 return
@@ -106,29 +106,31 @@ class PushRoute:
                 raise ApiError(503, "busy", "another reply of this device is being read", retry_after_s=1.0)
             self._parsing.add(device)
             try:
-                async with self._places:
+                async with self._parse_slots:
                     return await asyncio.to_thread(reply_from_bytes, header, most)
             finally:
                 self._parsing.discard(device)
         except BadPayload as error:
             raise ApiError(409, "protocol", str(error)) from error
 
-    async def _updated(
+    async def _receive_update(
         self, request: Request, header: ReplyHeader, received: bytes, parts: bytes, began_at: float
     ) -> None:
         device = request.row.name
         self._reply_receiver.require_possible(device, header, began_at)
-        if self._reply_receiver.here_already(device, header, began_at):
+        if self._reply_receiver.is_duplicate(device, header, began_at):
             await request.answer(200, b'{"done":true}')
             return
         if parts or not header.payload_bytes:
-            await self._small(device, header, received, parts, began_at)
+            await self._receive_small(device, header, received, parts, began_at)
             await request.answer(200, b'{"done":true}')
             return
         upload = await self._uploads.open_upload(header, received, began_at)
         await request.answer(200, json.dumps({"offsets": upload.offsets()}).encode())
 
-    async def _small(self, device: str, header: ReplyHeader, received: bytes, parts: bytes, began_at: float) -> None:
+    async def _receive_small(
+        self, device: str, header: ReplyHeader, received: bytes, parts: bytes, began_at: float
+    ) -> None:
         """Store a reply that came in one request, with one thread hop, one write and one commit."""
         if len(parts) != header.payload_bytes:
             raise ApiError(409, "protocol", "the body is not as long as its header says")
@@ -253,7 +255,7 @@ class Uploads:
         upload = self._open_uploads[update] = Upload(header, file, began_at, received=received)
         return upload
 
-    def room(self, row: DeviceRow, found: Found) -> int:
+    def max_body_bytes(self, row: DeviceRow, found: Found) -> int:
         """Return the length in bytes of the part that a request names; raise `ApiError` 404 without an open upload."""
         upload, index = self._named(row.name, found)
         return upload.header.parts[index].length
@@ -277,7 +279,7 @@ class Uploads:
             self._give_up(update)
         return {self._open_uploads[update].file.path for update in whole}
 
-    async def tell(self, request: Request) -> None:
+    async def send_offset(self, request: Request) -> None:
         """Serve HEAD: respond with how many bytes of a part are durable."""
         upload, index = self._named(request.row.name, request.admitted.found)
         with self._presence.call(request.row.name):
@@ -285,7 +287,7 @@ class Uploads:
             await asyncio.to_thread(sync_path, upload.file.path)
         await request.answer(200, headers=[(UPLOAD_OFFSET, str(upload.file.offset(index)).encode())])
 
-    async def take(self, request: Request) -> None:
+    async def receive_part(self, request: Request) -> None:
         """Serve PUT: receive the rest of a part, and commit the reply after its last byte."""
         upload, index = self._named(request.row.name, request.admitted.found)
         part = upload.header.parts[index]
@@ -333,7 +335,7 @@ class Uploads:
         except DamagedPart as error:
             raise ApiError(409, "damaged", f"{error} does not fit its digest", offset=0) from None
         if upload.header.update_id not in self._open_uploads:
-            raise Gone  # the device was revoked meanwhile
+            raise ConnectionClosed  # the device was revoked meanwhile
 
     async def _whole(self, upload: Upload) -> None:
         """Commit a reply whose parts are complete, after checking its empty parts."""
@@ -342,7 +344,7 @@ class Uploads:
             empty = hashlib.sha256().hexdigest()
             if any(not part.length and part.sha256 != empty for part in upload.header.parts):
                 raise ApiError(409, "damaged", "a part without bytes does not fit its digest")
-            if not self._reply_receiver.here_already(update.device, upload.header, upload.began_at):
+            if not self._reply_receiver.is_duplicate(update.device, upload.header, upload.began_at):
                 await self._reply_receiver.keep(upload.file.path, upload.header, upload.received, upload.began_at)
         except BadPayload as error:  # the disk returned other bytes than were written
             self._give_up(update)

@@ -28,7 +28,7 @@ from thinwire.core.types import Part, ReplyHeader, Timings, UpdateId
 from thinwire.transport.device.enroll import trust_of
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.protocol.http import PULL, packed
+from thinwire.transport.protocol.http import PULL, pack
 from thinwire.transport.protocol.signing import Signer, public_der
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def requests(api: ApiProcess, devices: Devices, each: int) -> float:
     context, name = devices.trust.context(), devices.trust.names(host)[0]
     calls = []
     for key, process in zip(devices.keys, devices.processes, strict=True):
-        body = packed(json.dumps({"process": process, "wait_s": 0.0, "in_flight": []}).encode())
+        body = pack(json.dumps({"process": process, "wait_s": 0.0, "in_flight": []}).encode())
         signer, digest = Signer(key), hashlib.sha256(body).digest()
         signed = [signer.headers("POST", PULL, digest, len(body)) for _ in range(each)]
         said = [_posted(host, PULL, headers, body) for headers in signed]

@@ -43,7 +43,7 @@ from thinwire.transport.device.enroll import trust_of
 from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, JOIN, PUSH, packed
+from thinwire.transport.protocol.http import HELLO, JOIN, PUSH, pack
 from thinwire.transport.protocol.signing import SIGNATURE_HEADER, Signer, public_der
 from thinwire.transport.server.connections import CONNECTIONS_OF_ONE
 
@@ -160,7 +160,7 @@ def _forget_peak(pid: int) -> None:
 
 def _refused(api: ApiProcess, line: Line, count: int, path: str) -> float:
     """Milliseconds of the aggregator's processor for each request with a wrong signature, its share of TLS included."""
-    body = packed(json.dumps({"secret": "0" * 32, "name": "stranger", "versions": {}}).encode())
+    body = pack(json.dumps({"secret": "0" * 32, "name": "stranger", "versions": {}}).encode())
     signer, digest = Signer(ec.generate_private_key(ec.SECP256R1())), hashlib.sha256(body).digest()
     other = signer.headers("POST", path, whole_key=True)[SIGNATURE_HEADER]
     said = [signer.headers("POST", path, digest, len(body), whole_key=True) for _ in range(count)]
@@ -253,13 +253,13 @@ def _turn(signer: Signer, number: int) -> list[Request]:
         return [_posted(signer, "large reply", PUSH, LARGE)]
     if number % 3 == 1:
         said = Hello("flood", "1" * 32, (TASK,))
-        return [_posted(signer, "hello", HELLO, packed(registration.to_bytes(said)))]
+        return [_posted(signer, "hello", HELLO, pack(registration.to_bytes(said)))]
     update = UpdateId(RUN, "flood", number)
     header = ReplyHeader(f"assignment-{number}", update, 0, 1, 1, 1.0, 1.0, {}, parts=(WRONG,), codec=CODEC)
     path = f"/tw/v1/parts/{RUN}/{number}/0?offset=0"
     headers = signer.headers("PUT", path, bytes.fromhex(WRONG.sha256), PART_BYTES)
     part = ("wrong part", "PUT", path, bytes(PART_BYTES), headers)
-    return [_posted(signer, "upload", PUSH, packed(reply_to_bytes(header))), part]
+    return [_posted(signer, "upload", PUSH, pack(reply_to_bytes(header))), part]
 
 
 def _posted(signer: Signer, kind: str, path: str, body: bytes) -> Request:
@@ -271,7 +271,7 @@ def _large() -> bytes:
     """150 kB on the wire that are over a million empty lists in memory."""
     padding = base64.b64encode(random.Random(1).randbytes(PADDING_BYTES))
     lists = (LARGE_JSON_BYTES - len(padding)) // 3
-    return packed(b'{"pad":"' + padding + b'","metrics":[' + b"[]," * lists + b"[]]}")
+    return pack(b'{"pad":"' + padding + b'","metrics":[' + b"[]," * lists + b"[]]}")
 
 
 LARGE = _large()

@@ -10,7 +10,7 @@ import pytest
 
 from thinwire.aggregation import ModelReplica, write_model
 from thinwire.aggregation.downlink import Downlink
-from thinwire.client.payload import BaseModelCache, take_base
+from thinwire.client.payload import BaseModelCache, update_replica
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.types import Assignment, Part
@@ -33,7 +33,7 @@ def test_every_session_gets_the_bits_that_it_would_have_read(tmp_path: Path) -> 
         path = tmp_path / f"{seed}.model"
         assignment = written(path, seed)
         alone, together = ModelReplica(LAYOUT, DOWN), ModelReplica(LAYOUT, DOWN)
-        read, taken = take_base(assignment, path, alone), bases.take(assignment, path, together)
+        read, taken = update_replica(assignment, path, alone), bases.update_replica(assignment, path, together)
         assert read is not None and taken is not None
         assert (alone.params.tobytes(), read.tobytes()) == (together.params.tobytes(), taken.tobytes())
         assert alone.version == together.version == seed
@@ -42,9 +42,9 @@ def test_every_session_gets_the_bits_that_it_would_have_read(tmp_path: Path) -> 
 def test_what_comes_again_is_not_read_again(tmp_path: Path) -> None:
     bases, path = BaseModelCache(), tmp_path / "1.model"
     assignment = written(path, 1)
-    bases.take(assignment, path, first := ModelReplica(LAYOUT, DOWN))
+    bases.update_replica(assignment, path, first := ModelReplica(LAYOUT, DOWN))
     path.unlink()
-    bases.take(assignment, path, second := ModelReplica(LAYOUT, DOWN))
+    bases.update_replica(assignment, path, second := ModelReplica(LAYOUT, DOWN))
     assert second.params is first.params
 
 
@@ -57,6 +57,6 @@ def test_changes_lead_only_whoever_holds_what_they_change(tmp_path: Path) -> Non
     parts = (Part("1/0", len(change), hashlib.sha256(change).hexdigest()),)
     assignment = Assignment("a", "t-1", "t", "train", {}, base_version=1, base_digest=news.digest, parts=parts)
     bases = BaseModelCache()
-    bases.take(assignment, bundle, ModelReplica(layout, DOWN, np.zeros(400, np.float32), 0))
+    bases.update_replica(assignment, bundle, ModelReplica(layout, DOWN, np.zeros(400, np.float32), 0))
     with pytest.raises(BadPayload):
-        bases.take(assignment, bundle, ModelReplica(layout, DOWN))
+        bases.update_replica(assignment, bundle, ModelReplica(layout, DOWN))

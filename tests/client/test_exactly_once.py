@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from thinwire.client import outbox
-from thinwire.client.payload import encode, packed, refund
+from thinwire.client.payload import encode, pack_reply, restore_update
 from thinwire.client.run_state import NOT_KNOWN, ClientRunState, Entry, RunFolder, write_unsynced
 from thinwire.core import Key, Layout
 from thinwire.core.errors import DataLost
@@ -70,12 +70,12 @@ class Device(RuleBasedStateMachine):
         return path.read_bytes()
 
     def decoded(self, entry: Entry) -> Vector:
-        return refund(self.run_folder.path(entry), entry.header.parts, CODEC, LAYOUT, None)
+        return restore_update(self.run_folder.path(entry), entry.header.parts, CODEC, LAYOUT, None)
 
     def after(self, outcomes: list[UpdateOutcome]) -> ClientRunState:
         def back(entry: Entry, state: ClientRunState) -> ClientRunState:
             path = self.run_folder.path(entry)
-            return replace(state, residual=refund(path, entry.header.parts, CODEC, LAYOUT, state.residual))
+            return replace(state, residual=restore_update(path, entry.header.parts, CODEC, LAYOUT, state.residual))
 
         return outbox.apply_outcomes(self.state, outcomes, back)
 
@@ -103,7 +103,7 @@ class Device(RuleBasedStateMachine):
         self.rounds += 1
         name = outbox.next_id(self.state, "run", "pi", 0)
         payloads, state = encode(vector.copy(), self.state, CODEC, WITH_FEEDBACK, LAYOUT, Key(self.rounds))
-        parts, body = packed(payloads, LAYOUT, None)
+        parts, body = pack_reply(payloads, LAYOUT, None)
         entry = Entry(ReplyHeader(f"a-{self.rounds}", name, 0, 1, parts=parts), self.rounds, f"{name.sequence}.parts")
         state = outbox.append(state, entry)
         if self.commit(state, {entry.file: body}, crash_at):
@@ -199,7 +199,7 @@ def test_a_damaged_state_begins_again_and_says_so(tmp_path, damage):
 
 def test_an_answer_that_is_damaged_on_disk_is_not_sent(tmp_path):
     folder, body = RunFolder(tmp_path, write_unsynced), b"frames"
-    parts, _ = packed([body], LAYOUT, None)
+    parts, _ = pack_reply([body], LAYOUT, None)
     entry = replace(entry_of(1), header=replace(entry_of(1).header, parts=parts), file="1.parts")
     folder.commit(outbox.append(ClientRunState(), entry), {"1.parts": body})
     assert RunFolder(tmp_path).load()[0].outbox == (entry,)

@@ -253,11 +253,11 @@ def test_loading_is_measured_until_training_begins_and_what_follows_training_is_
 
     executor.inner.split = read  # type: ignore[method-assign]  # as a task that reads its data slowly
 
-    def take_base(*words):
+    def update_replica(*words):
         time.advance(3.0)
-        return payload.take_base(*words)
+        return payload.update_replica(*words)
 
-    handler = aggregator.handler(clock=clock, take_base=take_base)
+    handler = aggregator.handler(clock=clock, update_replica=update_replica)
     handler.executor = executor
     header, _ = aggregator.answer(handler, aggregator.assign())
     assert (header.timings.load_s, header.timings.train_s) == (5.0, 0.0)

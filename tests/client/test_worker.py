@@ -333,7 +333,7 @@ def test_the_client_says_that_it_loads_the_task_again(elsewhere: Elsewhere, numb
     for more in (0, 1):
         elsewhere.said.clear()
         assert isinstance(elsewhere.answer(handler, number + more), ReplyHeader)
-        said.append([line for line in elsewhere.said if "load the task" in line])
+        said.append([line for line in elsewhere.said if "loading the task" in line])
     assert said == [[f"round {number}: loading the task in a new worker, after idle time or an error"], []]
 
 

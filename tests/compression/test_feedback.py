@@ -82,7 +82,7 @@ def test_a_refund_of_a_bad_frame_changes_nothing() -> None:
     state = codec.encode(np.ones(50, np.float32), codec.init(), Key(1)).state
     before = state["residual"].copy()
     with pytest.raises(BadPayload):
-        codec.refund(b"nothing", state)
+        codec.restore_update(b"nothing", state)
     assert np.array_equal(state["residual"], before)
 
 

@@ -71,7 +71,7 @@ def test_a_velocity_that_overflows_is_refused_and_the_momentum_is_as_it_was() ->
 def test_a_refund_leaves_the_momentum_alone() -> None:
     codec = feedback(parse("topk(0.1)"), momentum=0.9).bind(layout_of(300))
     sent = codec.encode(made(300, 1, "normal", 0), codec.init(), Key(1))
-    back = codec.refund(sent.payload, sent.state)
+    back = codec.restore_update(sent.payload, sent.state)
     assert back["momentum"] is sent.state["momentum"]
 
 
@@ -112,7 +112,7 @@ def test_where_updates_settle_differences_die_out(spec: str) -> None:
 def test_an_update_that_was_dropped_leaves_the_reference_as_it_was(x: Vector) -> None:
     codec = ef21(parse("topk(0.1) > int8")).bind(layout_of(x.size))
     sent = codec.encode(x, codec.init(), Key(1))
-    assert not codec.refund(sent.payload, sent.state)["reference"].any()
+    assert not codec.restore_update(sent.payload, sent.state)["reference"].any()
 
 
 def test_a_reference_survives_a_switch_of_codec_and_an_error() -> None:

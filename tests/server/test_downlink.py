@@ -15,7 +15,7 @@ import pytest
 from tests.server.test_run import steady, straggling
 from tests.support.server_bench import LAYOUT, SILENT, Bench, drive_through, killed, outcome, scripted, work
 from thinwire.aggregation import ModelReplica, digest
-from thinwire.client.payload import take_base
+from thinwire.client.payload import update_replica
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import FullModelSent, ModelStored, ReplicaStored
 from thinwire.core.fleet import Delivery
@@ -36,7 +36,7 @@ class Holding(SyntheticUpdates):
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
         try:
-            take_base(delivery.assignment, delivery.bundle, self.replica)
+            update_replica(delivery.assignment, delivery.bundle, self.replica)
         except BadPayload as error:
             return Turn(compute_s=0.0, failure=("base-mismatch", str(error)))
         self.held[delivery.assignment.base_version] = digest(self.replica.params)

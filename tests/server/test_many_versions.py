@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.codec_examples import made
 from thinwire.aggregation import ModelReplica, digest
-from thinwire.client.payload import take_base
+from thinwire.client.payload import update_replica
 from thinwire.compression import native
 from thinwire.core import Layout, RunPlan, Tensor
 from thinwire.core.types import Assignment
@@ -69,7 +69,7 @@ class Aggregator:
         assignment = Assignment(
             "x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=payload.parts
         )
-        buffers = take_base(assignment, self.sending.bundle(payload), replica)
+        buffers = update_replica(assignment, self.sending.bundle(payload), replica)
         assert buffers is not None
         assert buffers[0] == base.version
         return tuple(part.name for part in payload.parts)

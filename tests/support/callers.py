@@ -24,7 +24,7 @@ from thinwire.core.types import Reply
 from thinwire.store import FileSpool, Store
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, WORDS, block, inflated, packed, unblock
+from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, WORDS, block, inflate, pack, unblock
 from thinwire.transport.protocol.signing import Signer
 from thinwire.transport.server.tls import InternalCA
 
@@ -165,22 +165,22 @@ class Caller:
 
     def join(self, secret: str, name: str = "") -> Said:
         said = {"secret": secret, "name": name or self.name, "versions": {}}
-        return self.call("POST", JOIN, packed(json.dumps(said).encode()))
+        return self.call("POST", JOIN, pack(json.dumps(said).encode()))
 
     def hello(self) -> Said:
         said = hello(self.name)
         self.process = said.process
-        return self.call("POST", HELLO, packed(registration.to_bytes(said)))
+        return self.call("POST", HELLO, pack(registration.to_bytes(said)))
 
     def pull(self, wait_s: float = 0.0) -> Said:
         return self.call("POST", PULL, self.wanted(wait_s))
 
     def push(self, reply: Reply, parts: bytes = b"") -> Said:
-        return self.call("POST", PUSH, packed(reply_to_bytes(reply)) + parts)
+        return self.call("POST", PUSH, pack(reply_to_bytes(reply)) + parts)
 
     def wanted(self, wait_s: float = 0.0) -> bytes:
         """The body of a pull."""
-        return packed(json.dumps({"process": self.process, "wait_s": wait_s, "in_flight": []}).encode())
+        return pack(json.dumps({"process": self.process, "wait_s": wait_s, "in_flight": []}).encode())
 
 
 def joined(place: TlsPlace, name: str = "pi-1", **how: Any) -> Caller:
@@ -207,7 +207,7 @@ def assigned(said: Said) -> dict[str, Any]:
     """The assignment in a pull's answer; {} where there is none."""
     _, rest = unblock(said.body)
     assignment, _ = unblock(bytes(rest))
-    return dict(json.loads(inflated(assignment, MAX_HEADER_BYTES))) if assignment else {}
+    return dict(json.loads(inflate(assignment, MAX_HEADER_BYTES))) if assignment else {}
 
 
 def bomb(count: int) -> bytes:

@@ -14,7 +14,7 @@ from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Reply
 from thinwire.transport.device.identity import device_key
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, pack
 from thinwire.transport.protocol.signing import Signer
 
 Answer = tuple[int, str]
@@ -37,7 +37,7 @@ class Caller:
         connection = http.client.HTTPConnection(self.address, timeout=60)
         try:
             given = self.signed(path, header, rest, method) if headers is None else headers
-            connection.request(method, path, packed(header) + rest, given)
+            connection.request(method, path, pack(header) + rest, given)
             got = connection.getresponse()
             body = got.read()
             return got.status, json.loads(body)["error"] if got.status >= 400 and body else ""
@@ -45,7 +45,7 @@ class Caller:
             connection.close()
 
     def signed(self, path: str, header: bytes, rest: bytes = b"", method: str = "POST") -> dict[str, str]:
-        body = packed(header) + rest
+        body = pack(header) + rest
         return self.signer.headers(method, path, hashlib.sha256(body).digest(), len(body), whole_key=path == HELLO)
 
     def hello(self, name: str = "") -> Answer:

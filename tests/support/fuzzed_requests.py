@@ -15,14 +15,14 @@ from tests.support.fleet_words import answer, hello
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES, block, packed
+from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES, block, pack
 
 WORDS = [
     b"", b"0", b"-1", b"\0", b"\xff" * 8, b"9" * 400, b"..", b"%00", b"\r\n", b"\r\n\r\n", b"chunked", b"null", b"NaN",
     b"[" * 500, b"{}", b'{"secret":1}', b"1e999", b"\xed\xa0\x80", b"HTTP/1.1", b"transfer-encoding: chunked\r\n",
     b"content-length: 7\r\n", b"expect: 100-continue\r\n", b"connection: upgrade\r\nupgrade: h2c\r\n",
 ]  # fmt: skip
-BOMB = packed(bytes(5 * 2**20))  # more than is inflated
+BOMB = pack(bytes(5 * 2**20))  # more than is inflated
 ODD: list[Any] = [
     None,
     True,
@@ -53,7 +53,7 @@ class Sound:
 
     @property
     def body(self) -> bytes:
-        return (packed(self.json) if self.json is not None else b"") + self.rest
+        return (pack(self.json) if self.json is not None else b"") + self.rest
 
 
 def sound(route: str, caller: Caller, draw: random.Random) -> Sound:
@@ -175,7 +175,7 @@ class Fuzz:
         data = bytearray(given.body)
         body = self.draw.choice((
             self.draw.randbytes(self.draw.randrange(200)), bytes(data[: self.draw.randrange(len(data) + 1)]),
-            bytes(data) + self.draw.randbytes(9), block(self.draw.randbytes(60)), packed(self.draw.choice(WORDS)),
+            bytes(data) + self.draw.randbytes(9), block(self.draw.randbytes(60)), pack(self.draw.choice(WORDS)),
             BOMB, b"\xff\xff\xff\xff" + bytes(data[4:]),
         ))  # fmt: skip
         return self.as_it_is(caller, Sound(given.method, given.target, None, body))

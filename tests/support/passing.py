@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.transport.protocol.http import PUSH, inflated, unblock
+from thinwire.transport.protocol.http import PUSH, inflate, unblock
 
 MAX_HEADER = 1 << 20
 PART = b"PUT /tw/v1/parts/"
@@ -38,7 +38,7 @@ def update(header: bytes, body: bytes) -> Answer | None:
     """What a request brings, if that is a trained update: RUN.ROUND.DEVICE is the id of its assignment."""
     if not header.startswith(f"POST {PUSH} ".encode()):
         return None
-    said = json.loads(inflated(unblock(body)[0], MAX_HEADER))
+    said = json.loads(inflate(unblock(body)[0], MAX_HEADER))
     if not said.get("parts"):
         return None
     _, number, device = said["assignment_id"].rsplit(".", 2)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from thinwire.core.serialization import MAX_HEADER_BYTES
-from thinwire.transport.protocol.http import found, inflated, unblock
+from thinwire.transport.protocol.http import find_route, inflate, unblock
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transcripts"
 BLOCKS = {"hello": 1, "pull": 2}  # how many blocks of JSON an answer of 200 begins with
@@ -39,7 +39,7 @@ class Exchange:
 
     @property
     def route(self) -> str:
-        at = found(*self.line)
+        at = find_route(*self.line)
         assert at is not None, self.line
         return at.route.name
 
@@ -124,7 +124,7 @@ class Meaning:
             said = []
             for _ in range(blocks):
                 data, rest = unblock(body)
-                said.append(json.loads(inflated(data, MAX_HEADER_BYTES)) if data else None)
+                said.append(json.loads(inflate(data, MAX_HEADER_BYTES)) if data else None)
                 body = bytes(rest)
         elif exchange.route == "bundle" and got.status < 400:
             said = []

@@ -20,7 +20,7 @@ from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit, reply_to_bytes
 from thinwire.core.types import Failure
 from thinwire.flower import FlowerFleet
-from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, pack
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_waiting_pull_is_answered_when_the_device_api_closes(here: Place) -> N
     caller = Caller(here, "pi-2")
     caller.hello()
     header = json.dumps({"process": caller.process, "wait_s": 20.0, "in_flight": []}).encode()
-    socket_pull.request("POST", PULL, packed(header), caller.signed(PULL, header))
+    socket_pull.request("POST", PULL, pack(header), caller.signed(PULL, header))
     while here.fleet.stats()["requests"]["pull"] < 1:
         time.sleep(0.01)
     here.fleet.close()

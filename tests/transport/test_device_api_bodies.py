@@ -15,7 +15,7 @@ from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import Failure, Part, ReplyHeader, UpdateId
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, pack
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_body_of_unknown_length_is_refused(here: Place) -> None:
     caller = Caller(here)
     connection = http.client.HTTPConnection(caller.address, timeout=60)
     headers = caller.signed(HELLO, b"{}") | {"transfer-encoding": "chunked"}
-    connection.request("POST", HELLO, iter([packed(b"{}")]), headers, encode_chunked=True)
+    connection.request("POST", HELLO, iter([pack(b"{}")]), headers, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
 

@@ -17,7 +17,7 @@ from thinwire.core.fleet import ClientConnected, FixedLimits
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import PhaseReply, ReplyHeader, phase_id
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, packed
+from thinwire.transport.protocol.http import HELLO, pack
 from thinwire.transport.server.connections import TrafficCounter
 
 
@@ -91,7 +91,7 @@ def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     caller = Caller(here)
     said = registration.to_bytes(hello("pi-1"))
     lines = "".join(f"{k}: {v}\r\n" for k, v in caller.signed(HELLO, said).items())
-    body = packed(said)
+    body = pack(said)
     request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
     host, port = caller.address.split(":")
     with socket.create_connection((host, int(port)), timeout=60) as raw:

@@ -19,7 +19,7 @@ from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import ClientConnected, DeviceState
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES, packed
+from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES, pack
 from thinwire.transport.protocol.signing import KEY_HEADER, PUBLIC_KEY_HEADER, public_der
 
 MODEL = bytes(400_000)  # more than goes inline
@@ -42,10 +42,10 @@ class World:
         said = {"secret": "0" * 32, "name": caller.name, "versions": {}}
         found: Mapping[str, tuple[str, str, bytes | None]] = {
             "ca": ("GET", CA, None),
-            "join": ("POST", JOIN, packed(json.dumps(said).encode())),
-            "hello": ("POST", HELLO, packed(registration.to_bytes(hello(about.name, caller.process)))),
+            "join": ("POST", JOIN, pack(json.dumps(said).encode())),
+            "hello": ("POST", HELLO, pack(registration.to_bytes(hello(about.name, caller.process)))),
             "pull": ("POST", PULL, about.wanted()),
-            "push": ("POST", PUSH, packed(reply_to_bytes(answer(about.name, "assignment-0", 3, b"x"))) + b"x"),
+            "push": ("POST", PUSH, pack(reply_to_bytes(answer(about.name, "assignment-0", 3, b"x"))) + b"x"),
             "leave": ("POST", LEAVE, b""),
             "bundle": ("GET", "/tw/v1/assignments/assignment-1/bundle", None),
             "offset": ("HEAD", part, None),
@@ -93,7 +93,7 @@ def world(folder: Path, tls: bool) -> Iterator[World]:
             assert caller.hello().status == 200
             assert polled(here.fleet, ClientConnected).device == caller.name
         here.fleet.send([envelope("pi-1", "assignment-1", folder, MODEL)])
-        header = packed(reply_to_bytes(answer("pi-1", "assignment-1", 7, MODEL)))
+        header = pack(reply_to_bytes(answer("pi-1", "assignment-1", 7, MODEL)))
         assert made.device.call("POST", PUSH, header).told == {"offsets": [0]}
         yield made
 

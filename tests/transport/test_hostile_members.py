@@ -21,7 +21,7 @@ from thinwire.core.serialization import ReplyLimit
 from thinwire.core.signals import until
 from thinwire.core.types import Failure
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
+from thinwire.transport.protocol.http import HELLO, PULL, PUSH, pack
 from thinwire.transport.server.app import ConnectionClosed, Request
 from thinwire.transport.server.auth import FAILED_JOINS
 from thinwire.transport.server.connections import Connection
@@ -91,7 +91,7 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
 ) -> None:
     bad = "a\ud800\x1b[2J\n\u202e"
     said = replace(hello("pi-1"), tasks=(TaskReport(bad, bad, error=bad, codecs=(bad,)),), versions={bad: bad})
-    assert liar.call("POST", HELLO, packed(registration.to_bytes(said))).status == 200
+    assert liar.call("POST", HELLO, pack(registration.to_bytes(said))).status == 200
     heard = polled(here.fleet, ClientConnected).hello
     assert liar.push(Failure("task-error", bad, "assignment-1")).status == 200
     texts = [

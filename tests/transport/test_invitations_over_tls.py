@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.callers import PATIENCE_S, Caller, Said, TlsPlace, joined, tls_place
 from thinwire.core.clock import RealClock
-from thinwire.transport.protocol.http import JOIN, packed
+from thinwire.transport.protocol.http import JOIN, pack
 
 FAR_OFF = 10 * 24 * 3600.0
 
@@ -59,7 +59,7 @@ def test_invitations_that_are_of_no_use_look_alike_from_outside(here: TlsPlace, 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"nothing", b'{"secret": 1, "name": "pi-1"}', b"[" * 3000])
 def test_what_is_no_invitation_at_all_looks_so_too(here: TlsPlace, body: bytes) -> None:
     caller = Caller(here)
-    assert caller.call("POST", JOIN, packed(body)).short == (403, "invitation")
+    assert caller.call("POST", JOIN, pack(body)).short == (403, "invitation")
 
 
 def test_a_name_that_is_taken_uses_nothing_up(here: TlsPlace) -> None:

@@ -31,7 +31,7 @@ from tests.support.watched import (
     tls,
 )
 from thinwire.core.serialization import reply_to_bytes
-from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, packed
+from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, pack
 from thinwire.transport.server.connections import HEADER_BYTES, HEADER_S
 
 
@@ -75,7 +75,7 @@ def test_a_large_body_behind_a_small_head_is_no_header(here: Watched) -> None:
     """However the bytes are cut on their way."""
     caller, body = joined(here), bytes(200_000)
     assert caller.hello().status == 200
-    given = packed(reply_to_bytes(answer("pi-1", "assignment-1", 1, body))) + body
+    given = pack(reply_to_bytes(answer("pi-1", "assignment-1", 1, body))) + body
     for split in (0, 1, 2, 3):
         request = request_of(caller, "POST", PUSH, given, len(given), hashlib.sha256(given).digest())
         at = request.index(b"\r\n\r\n") + split

@@ -16,7 +16,7 @@ from tests.support.fleet_words import answer, envelope, polled
 from thinwire.core.fleet import ClientConnected
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import ReplyHeader
-from thinwire.transport.protocol.http import HELLO, JOIN, LEAVE, PULL, PUSH, packed
+from thinwire.transport.protocol.http import HELLO, JOIN, LEAVE, PULL, PUSH, pack
 from thinwire.transport.protocol.signing import (
     DIGEST_HEADER,
     KEY_HEADER,
@@ -114,7 +114,7 @@ def test_a_device_cannot_read_or_write_what_another_was_given(here: TlsPlace, tm
         polled(here.fleet, ClientConnected)
     model = bytes(400_000)
     here.fleet.send([envelope("pi-1", "assignment-1", tmp_path, model)])
-    header = packed(reply_to_bytes(answer("pi-1", "assignment-1", 7, model)))
+    header = pack(reply_to_bytes(answer("pi-1", "assignment-1", 7, model)))
     assert victim.call("POST", PUSH, header).status == 200
     bundle, part = "/tw/v1/assignments/assignment-1/bundle", "/tw/v1/parts/digits-1/7/0"
     assert victim.call("GET", bundle).status == 200
@@ -146,7 +146,7 @@ def test_a_hello_in_anothers_name_is_heard_in_ones_own(here: TlsPlace) -> None:
 def test_a_key_that_is_signed_for_by_nobody_cannot_be_joined(here: TlsPlace) -> None:
     """Else whoever holds an invitation could bind a name to a key that is another's."""
     mine, its = Caller(here, "pi-1"), Caller(here, "pi-2")
-    body = packed(json.dumps({"secret": here.invited(), "name": "pi-1", "versions": {}}).encode())
+    body = pack(json.dumps({"secret": here.invited(), "name": "pi-1", "versions": {}}).encode())
     given = {**mine.signed("POST", JOIN, body), PUBLIC_KEY_HEADER: its.signed("POST", JOIN, body)[PUBLIC_KEY_HEADER]}
     assert mine.call("POST", JOIN, body, given).short == (401, "signature")
 

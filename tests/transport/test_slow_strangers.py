@@ -26,7 +26,7 @@ from tests.support.watched import (
     tls,
 )
 from thinwire.core.serialization import reply_to_bytes
-from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, packed
+from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, pack
 from thinwire.transport.server.connections import BODY_WINDOW_S, HEADER_S, UNSIGNED_S, Connection
 
 
@@ -112,7 +112,7 @@ def body_of(here: Watched) -> Connection:
 def sending(here: Watched, caller: Caller, body: bytes) -> ssl.SSLSocket:
     """A part on its way, of which no byte was sent yet."""
     header = answer(caller.name, "assignment-1", 1, body)
-    assert caller.call("POST", PUSH, packed(reply_to_bytes(header))).told == {"offsets": [0]}
+    assert caller.call("POST", PUSH, pack(reply_to_bytes(header))).told == {"offsets": [0]}
     line, path = tls(here), "/tw/v1/parts/digits-1/1/0?offset=0"
     line.sendall(request_of(caller, "PUT", path, b"", len(body), hashlib.sha256(body).digest()))
     until(lambda: any(wire.body_since is not None for wire in here.wires.open))

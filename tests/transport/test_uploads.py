@@ -20,7 +20,7 @@ from thinwire.core.fleet import ClientConnected, ClientDisconnected
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.store import FileSpool
-from thinwire.transport.protocol.http import PUSH, packed
+from thinwire.transport.protocol.http import PUSH, pack
 
 BODIES = (random.Random(1).randbytes(700_000), b"", random.Random(2).randbytes(300_001))
 PATIENCE_S = 20.0
@@ -55,7 +55,7 @@ class Uploader(Caller):
 
     def push_header(self) -> list[int] | None:
         """How much of each part is there; None when all is done."""
-        status, said, _ = self.assign("POST", PUSH, packed(reply_to_bytes(self.given)))
+        status, said, _ = self.assign("POST", PUSH, pack(reply_to_bytes(self.given)))
         assert status == 200
         return None if said.get("done") else said["offsets"]
 

@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
 SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
-SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
-MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
-LATER = 0.5  # of the allowed staleness, which a client that misses the deadline anyway may train for
+SAY_SHARE = 0.1  # of the time since training began, between two lines: the log of hours fits on a screen
+MARGIN = 0.1  # share of the deadline that partial work leaves as a reserve
+LATE_SHARE = 0.5  # share of the allowed staleness for which a client trains that misses the deadline anyway
 
 
 @dataclass(frozen=True)
 class HandlerEnvironment:
-    """Holds how a handler reaches its machine. The defaults are a device's; simulations and tests replace some.
+    """The functions by which a handler uses its machine. Simulations and tests replace some of the defaults.
 
-    `write` puts one file on disk. `folders` opens the directory of a run; None opens one that is written behind the
-    work. `take_base` brings a replica to an assignment's model version. `keep_shared` gets the shared models of runs
-    with personal layers. `may_stop` lets a deadline end training if the plan allows it. `debug` raises the errors of a
-    task, which otherwise become failures.
+    `write` writes one file durably. `folders` opens the directory of a run; None opens a write-behind one.
+    `update_replica` brings a replica to an assignment's model version. `keep_shared` gets the shared models of runs
+    with personal layers. With `may_stop`, a deadline ends training if the plan allows it. With `debug`, the errors of
+    a task are raised; otherwise they become failures.
     """
 
     write: Write = write_atomically
     folders: Callable[[Path, str], RunFolder] | None = None
-    take_base: payload.TakeBase = payload.take_base
+    update_replica: payload.UpdateReplica = payload.update_replica
     keep_shared: payload.KeepShared | None = None
     clock: Clock = REAL
     may_stop: bool = True
@@ -133,10 +133,10 @@ class AssignmentContext:
     def train_within_s(self, dense_bytes: int) -> float | None:
         """Return the seconds that training and the work before it may take, None if no limit applies.
 
-        A deadline limits training only with partial work. A client that would miss it without any training, by the
-        least time that encoding and uploading ever took, need not hurry. It trains for as long as its update will still
-        count: half of the allowed staleness, since rounds may close before their deadline. The owner's limit ends
-        training before that, whatever the deadline.
+        A deadline limits training only with partial work. A client misses it even without training if encoding and
+        uploading alone take longer, by their least measured time. Such a client trains for half of the allowed
+        staleness, so that its late update still counts although rounds may close before their deadline. The owner's
+        limit applies in any case.
         """
         cohort, deadline_s, codec = self.plan.cohort, self.assignment.deadline_s, self.assignment.codec
         if not (self.plan.local.partial and self.environment.may_stop):
@@ -145,7 +145,7 @@ class AssignmentContext:
         if (left_s := self.left_s) is None:
             return limit_s if math.isfinite(limit_s) else None
         if cohort.late == "aggregate" and left_s < self.uplink_estimator.min_s(codec):
-            left_s += LATER * cohort.max_staleness * deadline_s
+            left_s += LATE_SHARE * cohort.max_staleness * deadline_s
         download_bytes = sum(part.length for part in self.assignment.parts)
         after_s = self.uplink_estimator.estimate_s(codec, dense_bytes, download_bytes, self.delivery.download_s)
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)

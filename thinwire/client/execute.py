@@ -159,7 +159,7 @@ def _load(job: AssignmentContext, state: ClientRunState, executor: Executor) -> 
         payload.require_work(assignment.work, local.batch)
     replica = ModelReplica(layout, job.plan.downlink.codec, state.replica, state.replica_version)
     with planned_threads(local.codec_threads or cores()):
-        buffers = job.environment.take_base(assignment, job.delivery.bundle, replica)
+        buffers = job.environment.update_replica(assignment, job.delivery.bundle, replica)
     if (globs := local.personal_layers) and (keep_shared := job.environment.keep_shared) is not None:
         keep_shared(assignment, tuple(globs), replica.params, buffers)
     job.loaded(buffers)
@@ -298,7 +298,7 @@ def encode_update(job: AssignmentContext, trained: Trained, state: ClientRunStat
         payloads, state = _encode(job, change, state, layout, trained.following)
     residual = state.residual if feedback_of(job.plan.uplink) == "classic" else None  # with EF21 it is the reference
     averaged = local.buffers == "average"
-    parts, body = payload.packed(payloads, layout, buffers if averaged else None)
+    parts, body = payload.pack_reply(payloads, layout, buffers if averaged else None)
     if job.plan.is_protected:
         return Result(without_facts(replace(header, parts=parts, codec=job.assignment.codec)), state, body)
     shared = {name: n for name, n in trained.next_state.counters.items() if name not in trained.personal}
@@ -354,5 +354,5 @@ def first_model(
         codec.encode(done.params[segment.span], codec.init(segment.index), Key(0), segment.index).payload
         for segment in layout.segments
     ]
-    parts, body = payload.packed(frames, layout, done.buffers)
+    parts, body = payload.pack_reply(frames, layout, done.buffers)
     return Result(replace(header, examples=1, a=1.0, parts=parts, counters=done.counters), state, body)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 # (dropped reply, state) -> the state with its update restored
-Refund = Callable[[Entry, ClientRunState], ClientRunState]
+RestoreUpdate = Callable[[Entry, ClientRunState], ClientRunState]
 
 
 def find(state: ClientRunState, assignment_id: str) -> Entry | None:
@@ -63,7 +63,9 @@ def find(state: ClientRunState, assignment_id: str) -> Entry | None:
     return next((entry for entry in state.outbox if entry.header.assignment_id == assignment_id), None)
 
 
-def apply_outcomes(state: ClientRunState, outcomes: Iterable[UpdateOutcome], refund: Refund) -> ClientRunState:
+def apply_outcomes(
+    state: ClientRunState, outcomes: Iterable[UpdateOutcome], restore_update: RestoreUpdate
+) -> ClientRunState:
     """Apply the outcomes of earlier replies. An outcome whose id is not in the outbox was applied before: skip it."""
     by_id = {outcome.update_id: outcome for outcome in outcomes}
     kept = []
@@ -72,7 +74,7 @@ def apply_outcomes(state: ClientRunState, outcomes: Iterable[UpdateOutcome], ref
         if outcome is None or outcome.outcome == "unknown":
             kept.append(entry)
         elif outcome.outcome == "dropped" and entry.expects_outcome:
-            state = refund(entry, state)
+            state = restore_update(entry, state)
         elif outcome.outcome == "aggregated" and not state.counted_at:
             state = replace(state, counted_at=outcome.version)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=tuple(kept))
@@ -232,7 +234,7 @@ class OutcomeHandler:
     ) -> Vector:
         """Return the vector `to` plus `sign` times the decoded update of a reply on this disk."""
         header, body = entry.header, self.folder.body(self.folder.path(entry))
-        return payload.refund(body, header.parts, header.codec, travels, to, sign, segments)
+        return payload.restore_update(body, header.parts, header.codec, travels, to, sign, segments)
 
 
 Pending = Mapping[str, "Vector"]  # sequence of the reply -> its raw update

@@ -1,7 +1,7 @@
 """Convert between frames and vectors: an assignment's parts to the base model, a raw update to a reply's parts.
 
-`take_base` decodes the model that came with an assignment. `encode` makes the frames of an update and the state after
-it, and `packed` joins them into a reply's body. `refund` restores the residual after a dropped update.
+`update_replica` decodes the model that came with an assignment. `encode` makes the frames of an update and the state
+after it, and `pack_reply` joins them into a reply's body. `restore_update` adds a dropped update to the residual.
 
 `ControlVariate` is what a device does for SCAFFOLD or FedDyn around its training: a correction of the gradient before
 it, and a second sum after it. `BaseModelCache` shares one decoded model between all handlers of a process, for
@@ -38,16 +38,16 @@ from thinwire.core.prng import Key
 from thinwire.core.records import replace
 from thinwire.core.types import Assignment, Part, Payload, State, Vector, Work
 
-TakeBase = Callable[[Assignment, Path | None, ModelReplica], Vector | None]
+UpdateReplica = Callable[[Assignment, Path | None, ModelReplica], Vector | None]
 KeepShared = Callable[[Assignment, tuple[str, ...], Vector, Vector | None], None]
 
 
 class BaseModelCache:
-    """The model that was sent last, read and decoded once for all handlers of a process that receive it.
+    """Caches the model that was sent last, so that it is decoded once for all handlers of a process.
 
-    It keeps one model, so it is for many handlers and not for a device.
+    It is for simulations: the handlers of a device have nothing to share.
 
-    Invariant: `take` does what `take_base` does.
+    Invariant: `BaseModelCache.update_replica` has the effect of the function `update_replica`.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class BaseModelCache:
         self._params: Vector | None = None
         self._buffers: Vector | None = None
 
-    def take(self, assignment: Assignment, bundle: Path | None, replica: ModelReplica) -> Vector | None:
+    def update_replica(self, assignment: Assignment, bundle: Path | None, replica: ModelReplica) -> Vector | None:
         """Bring the replica to the assignment's version; return the float buffers that came with it."""
         sent = assignment.base_version, assignment.base_digest, assignment.parts
         if sent == self._sent and self._params is not None:
             replica.params, replica.version = self._params, assignment.base_version
             return self._buffers
-        buffers = take_base(assignment, bundle, replica)
+        buffers = update_replica(assignment, bundle, replica)
         if _whole(assignment.parts):
             self._sent, self._params, self._buffers = sent, replica.params, buffers
         return buffers
@@ -197,7 +197,7 @@ def parts_of(bundle: Path | bytes | None, parts: Sequence[Part]) -> Iterator[tup
             yield part.name, data
 
 
-def take_base(assignment: Assignment, bundle: Path | None, replica: ModelReplica) -> Vector | None:
+def update_replica(assignment: Assignment, bundle: Path | None, replica: ModelReplica) -> Vector | None:
     """Bring the replica to the assignment's version, and return the float buffers that came with it.
 
     Raises `BadPayload` if the parts do not lead to that version.
@@ -218,7 +218,7 @@ def take_base(assignment: Assignment, bundle: Path | None, replica: ModelReplica
     return buffers[0] if buffers else None
 
 
-def refund(
+def restore_update(
     bundle: Path | bytes | None,
     parts: Sequence[Part],
     spec: str,
@@ -227,7 +227,7 @@ def refund(
     sign: float = 1.0,
     segments: Sequence[Segment] = (),
 ) -> Vector:
-    """Return the residual with a dropped update restored: the decoded frames, and none of its buffers.
+    """Return the residual plus the decoded frames of a dropped update, without its buffers.
 
     `sign` is -1 for a vector that moved by what was sent: the EF21 reference, and the control variate of SCAFFOLD or
     FedDyn. `segments` are those that the vector covers; default: all.
@@ -243,7 +243,7 @@ def refund(
     return back
 
 
-def packed(payloads: Sequence[Payload], layout: Layout, buffers: Vector | None) -> tuple[tuple[Part, ...], bytes]:
+def pack_reply(payloads: Sequence[Payload], layout: Layout, buffers: Vector | None) -> tuple[tuple[Part, ...], bytes]:
     """Return a reply's parts and its body: a frame for each segment, then the buffers if there are any to send."""
     named = [(f"frame/{index}", payload) for index, payload in enumerate(payloads)]
     if buffers is not None and float_buffers(layout):

@@ -153,7 +153,7 @@ def _rehearse(runtime: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: 
     payloads = _encoded(plan, spec, change, travels)
     mean = WeightedMean(parse(spec).bind(travels), travels)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
-    parts, _ = payload.packed(payloads, travels, buffers)
+    parts, _ = payload.pack_reply(payloads, travels, buffers)
     began = time.perf_counter()
     again, context = _trained(runtime, client, plan, STEPS, Key(3), context)
     step_s = (time.perf_counter() - began) / STEPS

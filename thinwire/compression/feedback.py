@@ -20,7 +20,7 @@ EF21 never adds to a later update what an earlier one left out. A residual under
 size; the difference to g shrinks wherever updates settle. The paper's server keeps one g for each client. Here the
 server keeps only their weighted sum (thinwire/server/aggregator.py), which moves by the sum of the decoded differences,
 so decoders keep no state. That sum is right while every c counts exactly once with the same weight: the device takes a
-dropped one back (`refund`).
+dropped one back (`restore_update`).
 
 An unbiased codec without a form of its own for feedback encodes x / (1 + omega) (`shrinkage`).
 
@@ -214,7 +214,7 @@ class BoundFeedback(CodecWrapper):
         x[:] = velocity
         return velocity
 
-    def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
+    def restore_update(self, payload: Payload, state: State, segment: int = 0) -> State:
         """Add an update that was sent but not used back to the residual, and to nothing else."""
         residual = state[RESIDUAL].copy()
         self.inner.decode_add(payload, 1.0, residual, segment=segment)
@@ -280,7 +280,7 @@ def ef21(codec: Codec) -> Ef21:
 class BoundEf21(CodecWrapper):
     """A bound codec with EF21; see `BoundCodec`. A frame decodes to a step of the reference.
 
-    `encode` overwrites `x` with the new reference; `refund` takes such a step back.
+    `encode` overwrites `x` with the new reference; `restore_update` takes such a step back.
 
     Invariant: ||x - g'||^2 <= (1 - delta) ||x - g||^2. The reference depends on the layout only: it survives a switch
     of codec.
@@ -301,7 +301,7 @@ class BoundEf21(CodecWrapper):
         )
         return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
 
-    def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
+    def restore_update(self, payload: Payload, state: State, segment: int = 0) -> State:
         """Take back a step of the reference that was not used."""
         reference = state[REFERENCE].copy()
         self.inner.decode_add(payload, -1.0, reference, segment=segment)

@@ -305,6 +305,6 @@ def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
     codec = in_feedback(spec, layout)
     sent = codec.encode(x.copy(), codec.init(), Key(1))
     kept = sent.state["residual"].copy()
-    back = codec.refund(sent.payload, sent.state)
+    back = codec.restore_update(sent.payload, sent.state)
     assert np.allclose(back["residual"], x, atol=1e-6)
     assert np.array_equal(sent.state["residual"], kept)

@@ -30,7 +30,7 @@ from thinwire.core.serialization import ReplyLimit
 from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.link_state import SuperLink
-from thinwire.transport.protocol.http import Found
+from thinwire.transport.protocol.http import RouteMatch
 from thinwire.transport.server.app import DeviceApi, Request, Serve
 from thinwire.transport.server.assignments import BundleRoute, PullRoute, ReplyReceiver
 from thinwire.transport.server.auth import Guests, RequestAuthenticator
@@ -230,7 +230,7 @@ class FlowerFleet:
                 await stack.enter_async_context(self._guests.running())
             yield
 
-    def _room(self, row: DeviceRow, found: Found) -> int:
+    def _room(self, row: DeviceRow, found: RouteMatch) -> int:
         """Return the largest body of a part or of a push, in bytes."""
         if found.route.name == "part":
             return self._uploads.max_body_bytes(row, found)

@@ -363,7 +363,7 @@ class HandlerCache:
         scripted = bool(self.population.step_s)
         executor = VirtualClockExecutor(self.executor, self.population.step_s[index]) if scripted else self.executor
         environment = HandlerEnvironment(
-            folders=folder_of, take_base=self._bases.take, clock=executor.clock, may_stop=scripted,
+            folders=folder_of, update_replica=self._bases.update_replica, clock=executor.clock, may_stop=scripted,
             debug=self.population.debug,
         )  # fmt: skip
         identity, folder = simulated_identity(name) if secure else None, self.population.folder / name

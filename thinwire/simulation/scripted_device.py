@@ -362,7 +362,10 @@ class Training:
         """Return the work of client `index`."""
         population, name, executor = self.population, self.population.name(index), VirtualClockExecutor(self.executor)
         environment = HandlerEnvironment(
-            folders=CachedRunFolder, take_base=self._bases.take, clock=executor.clock, debug=population.debug
+            folders=CachedRunFolder,
+            update_replica=self._bases.update_replica,
+            clock=executor.clock,
+            debug=population.debug,
         )
         folder, client = population.folder / name, population.client_info(index)
         handler = AssignmentHandler(executor, folder, client, self._admission, environment=environment)

@@ -26,7 +26,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Failure
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, block, packed
+from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, block, pack
 
 ALLOWED = {"200", "206", "404", *KINDS} - {"503 internal", "503 disk"}
 BARE = {said[:3] for said in ALLOWED}  # the answer to a HEAD has no body
@@ -58,7 +58,7 @@ class Sound:
 
     @property
     def body(self) -> bytes:
-        return (packed(json.dumps(self.json).encode()) if self.json is not None else b"") + self.rest
+        return (pack(json.dumps(self.json).encode()) if self.json is not None else b"") + self.rest
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Hostile:
         for caller in self.callers:
             said = replace(hello(caller.name), tasks=(TaskReport("other"),))
             caller.process = said.process
-            self._told(caller, "POST", HELLO, packed(registration.to_bytes(said)))
+            self._told(caller, "POST", HELLO, pack(registration.to_bytes(said)))
 
     def close(self) -> None:
         for line in self._lines.values():
@@ -200,7 +200,7 @@ class Hostile:
         if given.target == HELLO and self.draw.random() < 0.9:
             raw["process"] = given.json["process"]  # of another process it is told after a second only
         text = json.dumps(raw, ensure_ascii=self.draw.random() < 0.5)
-        return given.method, given.target, packed(text.encode("utf-8", "surrogatepass")) + given.rest
+        return given.method, given.target, pack(text.encode("utf-8", "surrogatepass")) + given.rest
 
     def worded(self, given: Sound) -> tuple[str, str, bytes]:
         """The JSON's bytes changed, cut, doubled or in another encoding."""
@@ -225,7 +225,7 @@ class Hostile:
                     del data[at : at + self.draw.choice((1, 4, 60))]
             if not data:
                 break
-        return given.method, given.target, packed(bytes(data)) + given.rest
+        return given.method, given.target, pack(bytes(data)) + given.rest
 
     def sized(self, given: Sound) -> tuple[str, str, bytes]:
         """Far larger than it should be."""
@@ -248,7 +248,7 @@ class Hostile:
             case _:
                 raw |= {f"k{nth}": nth for nth in range(8000)}
         text = json.dumps(raw, ensure_ascii=False)
-        return given.method, given.target, packed(text.encode()) + given.rest
+        return given.method, given.target, pack(text.encode()) + given.rest
 
     def blocked(self, given: Sound) -> tuple[str, str, bytes]:
         """No block that fits."""
@@ -256,7 +256,7 @@ class Hostile:
         body = self.draw.choice((
             data[: self.draw.randrange(len(data) + 1)], data + self.draw.randbytes(9), self.draw.randbytes(60),
             block(self.draw.randbytes(60)), struct.pack("<I", self.draw.choice((0, 2**31, 2**32 - 1))) + data[4:],
-            packed(self.draw.choice(WORDS)), block(data[4:] + b"\0"), BOMB if self.draw.random() < 0.1 else b"",
+            pack(self.draw.choice(WORDS)), block(data[4:] + b"\0"), BOMB if self.draw.random() < 0.1 else b"",
         ))  # fmt: skip
         return given.method, given.target, body
 

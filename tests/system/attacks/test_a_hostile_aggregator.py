@@ -28,7 +28,7 @@ from thinwire.core.serialization import assignment_from_bytes
 from thinwire.transport.device.identity import ServerClock, Trust, device_key
 from thinwire.transport.device.link import HttpsLink, LinkOptions
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, LATEST, PULL, PUSH, ApiError, block, inflated, packed
+from thinwire.transport.protocol.http import HELLO, LATEST, PULL, PUSH, ApiError, block, inflate, pack
 from thinwire.transport.server.tls import InternalCA
 
 THIRTY_YEARS_S = 30 * 365 * 86_400.0
@@ -62,17 +62,17 @@ class Answering(BaseHTTPRequestHandler):
                 "spread_s": 0.0,
                 "cas": [],
             }
-            self.answer(packed(dumped({**welcome, "server_time": time.time(), **self.server.welcome})))
+            self.answer(pack(dumped({**welcome, "server_time": time.time(), **self.server.welcome})))
             self.server.welcome = {}
         elif self.path == PULL:
             with contextlib.suppress(queue.Empty):
                 self.server.lies.get_nowait()(self)
                 return
             try:
-                assignment = packed(dumped(self.server.assignments.get(timeout=0.1)))
+                assignment = pack(dumped(self.server.assignments.get(timeout=0.1)))
             except queue.Empty:
                 assignment = block(b"")
-            self.answer(packed(dumped({"cancelled": []})) + assignment)
+            self.answer(pack(dumped({"cancelled": []})) + assignment)
         elif self.path == PUSH:
             self.server.pushes.put(said(body))
             self.answer(b'{"done":true}')
@@ -156,7 +156,7 @@ class Attacked:
 
 def said(body: bytes) -> Any:
     (length,) = struct.unpack("<I", body[:4])
-    return json.loads(inflated(body[4 : 4 + length], 2**20))
+    return json.loads(inflate(body[4 : 4 + length], 2**20))
 
 
 @contextlib.contextmanager
@@ -217,7 +217,7 @@ def endless(connection: Answering) -> None:
     connection.send_response(200)
     connection.send_header("transfer-encoding", "chunked")
     connection.end_headers()
-    body = packed(dumped({"cancelled": []})) + block(b"")
+    body = pack(dumped({"cancelled": []})) + block(b"")
     connection.wfile.write(b"%x\r\n%b\r\n" % (len(body), body))
     for _ in range(PIECES):
         connection.wfile.write(b"%x\r\n%b\r\n" % (PIECE, bytes(PIECE)))
@@ -230,7 +230,7 @@ def huge(connection: Answering) -> None:
     connection.send_response(200)
     connection.send_header("content-length", "99999999999999")
     connection.end_headers()
-    connection.wfile.write(packed(dumped({"cancelled": []})) + block(b"") + b"x" * 10)
+    connection.wfile.write(pack(dumped({"cancelled": []})) + block(b"") + b"x" * 10)
 
 
 def test_no_more_of_a_body_is_read_than_a_pull_can_need(device: Attacked) -> None:

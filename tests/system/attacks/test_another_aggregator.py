@@ -39,7 +39,7 @@ from thinwire.transport.device.enroll import join
 from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest
 from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.protocol.http import INLINE_BYTES, PUSH, inflated, unblock
+from thinwire.transport.protocol.http import INLINE_BYTES, PUSH, inflate, unblock
 from thinwire.transport.protocol.signing import public_der
 
 DEVICE, RUN, OLD = "pi-1", "small-1", "a" * 16
@@ -61,7 +61,7 @@ class Sent:
                 body = body.path.read_bytes()[body.start : body.start + body.length]
             self.bodies.append(body)
             if call.target == PUSH:
-                self.headers.append(inflated(unblock(body)[0], 2**20))
+                self.headers.append(inflate(unblock(body)[0], 2**20))
             return send(connection, call, line)
 
         patched.setattr(Connection, "_send", recorded)

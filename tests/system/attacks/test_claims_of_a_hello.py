@@ -21,7 +21,7 @@ from thinwire.server.policy.eligibility import mismatch
 from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store.device_profiles import DeviceProfiles, line
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, packed
+from thinwire.transport.protocol.http import HELLO, pack
 
 LAYOUT = Layout.of({"w": (3,)})
 PLAIN_AND_TLS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
@@ -60,7 +60,7 @@ def test_a_hello_with_measures_that_no_sum_can_hold_is_refused(tmp_path: Path, t
         device = device_of(here)
         for name, value in (("rtt_s", 1.7e308), ("skew_s", -1e300)):
             said = replace(hello("pi-1"), link={name: value})
-            assert device.call("POST", HELLO, packed(registration.to_bytes(said))).status == 409
+            assert device.call("POST", HELLO, pack(registration.to_bytes(said))).status == 409
         assert device.hello().status == 200
 
 

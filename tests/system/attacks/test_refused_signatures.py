@@ -14,13 +14,13 @@ from tests.support.callers import PATIENCE_S, Caller, TlsPlace, address_of
 from tests.support.transport_doubles import Place
 from tests.support.watched import heard
 from tests.system.attacks.places import attacked, device_of
-from thinwire.transport.protocol.http import HELLO, JOIN, PULL, packed
+from thinwire.transport.protocol.http import HELLO, JOIN, PULL, pack
 from thinwire.transport.protocol.signing import SIGNATURE_HEADER, SignatureHeaders
 from thinwire.transport.server.auth import FAILED_JOINS
 from thinwire.transport.server.connections import MAX_REFUSED_OF_CONNECTION
 
 MANY = 16
-BODY = packed(json.dumps({"secret": "0" * 32, "name": "pi-9", "versions": {}}).encode())
+BODY = pack(json.dumps({"secret": "0" * 32, "name": "pi-9", "versions": {}}).encode())
 
 
 @pytest.fixture(params=["plain", "tls"])

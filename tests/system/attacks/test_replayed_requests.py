@@ -14,7 +14,7 @@ from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked
 from thinwire.transport.device.identity import ServerClock
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, packed
+from thinwire.transport.protocol.http import HELLO, pack
 from thinwire.transport.protocol.signing import public_der
 
 
@@ -34,7 +34,7 @@ def approved(here: Place, ahead_s: float) -> Caller:
 @pytest.mark.parametrize("ahead_s", [0.05, 0.5, 4.9])
 def test_a_request_that_is_stamped_ahead_is_served_once_over_a_restart(here: Place, ahead_s: float) -> None:
     caller = approved(here, ahead_s)
-    body = packed(registration.to_bytes(hello("pi-1")))
+    body = pack(registration.to_bytes(hello("pi-1")))
     recorded = caller.signed("POST", HELLO, body)
     before = caller.call("POST", HELLO, body, recorded)
     here.restart()

@@ -23,7 +23,7 @@ from thinwire.core.types import Arrived, ReplyHeader, UpdateId
 from thinwire.simulation import SyntheticUpdates
 from thinwire.store import FileSpool
 from thinwire.store.spool import UNREADABLE
-from thinwire.transport.protocol.http import PUSH, packed
+from thinwire.transport.protocol.http import PUSH, pack
 
 both = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 
@@ -42,7 +42,7 @@ def test_a_header_of_3_mb_of_utf8_stops_neither_the_aggregator_nor_its_next_star
 ) -> None:
     with attacked(tmp_path, tls=tls) as here:
         caller, link = device_of(here), here.link("pi-2")
-        body = packed(in_utf8(answer("pi-1", "digits-1.1.pi-1", 1, b"x"), letters)) + b"x"
+        body = pack(in_utf8(answer("pi-1", "digits-1.1.pi-1", 1, b"x"), letters)) + b"x"
         status = caller.call("POST", PUSH, body).status
         assert status in (200, 409, 413)
         for _ in range(2):

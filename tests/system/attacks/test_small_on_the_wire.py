@@ -31,7 +31,7 @@ from thinwire.core.serialization import (
 )
 from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.service import limit_of
-from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, packed
+from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, pack
 from thinwire.transport.protocol.registration import to_bytes
 
 both = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
@@ -90,13 +90,13 @@ def test_the_largest_honest_reply_passes_the_device_api_and_one_part_more_is_its
     with attacked(tmp_path, tls=tls, limits=FixedLimits(LIMIT)) as here:
         caller, honest = device_of(here), reply_to_json(largest_reply())
         header = honest | {"parts": [part | {"length": 1} for part in honest["parts"]]}
-        said = caller.call("POST", PUSH, packed(json.dumps(header).encode()))
+        said = caller.call("POST", PUSH, pack(json.dumps(header).encode()))
         assert (said.status, len(said.told["offsets"])) == (200, LIMIT.parts)
         for key, more in (
             ("parts", [*header["parts"], header["parts"][0]]),
             ("counters", {**header["counters"], "one more": 1}),
         ):
-            said = caller.call("POST", PUSH, packed(json.dumps(header | {key: more}).encode()))
+            said = caller.call("POST", PUSH, pack(json.dumps(header | {key: more}).encode()))
             assert said.short == (413, "too-large"), key
         assert [getattr(reply, "kind", "") for reply in answers_now(here.fleet)] == ["protocol"] * 2
 
@@ -123,10 +123,10 @@ def test_what_an_honest_reply_never_holds_is_refused(tmp_path: Path, tls: bool) 
     with attacked(tmp_path, tls=tls) as here:
         caller, plain = device_of(here), reply_to_json(answer("pi-1", "digits-1.1.pi-1", 1))
         for what, more in REFUSED.items():
-            said = caller.call("POST", PUSH, packed(json.dumps({**plain, **more}).encode()))
+            said = caller.call("POST", PUSH, pack(json.dumps({**plain, **more}).encode()))
             assert said.short == (409, "protocol"), what
         nan = json.dumps({**plain, "norm": float("nan")}).encode()
-        assert caller.call("POST", PUSH, packed(nan)).short == (409, "protocol")
+        assert caller.call("POST", PUSH, pack(nan)).short == (409, "protocol")
         assert not answers_now(here.fleet)
         assert caller.push(answer("pi-1", "digits-1.1.pi-1", 1)).status == 200, "and the honest one is taken"
 
@@ -153,7 +153,7 @@ def test_every_json_of_a_device_is_bounded_in_depth_and_values_before_it_is_pars
         monkeypatch.setattr("thinwire.core.protocol.json", SimpleNamespace(loads=loads))
         for path, raw in bodies.items():
             for value in (DEEP, MANY, b'"' * 70_001, b"[" * 60_000, b"[0" + b",0" * 40_000 + b"]"):
-                status = caller.call("POST", path, packed(bare(raw, versions=value))).status
+                status = caller.call("POST", path, pack(bare(raw, versions=value))).status
                 assert status in (403, 409, 429), (path, value[:10], status)
         assert made == []
 
@@ -165,7 +165,7 @@ def test_pushes_of_150_kb_hold_little_memory_and_keep_nobody_waiting(tmp_path: P
         assert liar.join(api.secrets.pop()).status == 200
         assert liar.hello().status == 200
         empty = b"".join(random.Random(3).choices((b"[],[],", b"{},{},"), k=690_000))
-        pushes = [packed(b"[" + empty + b"0]")] * 16
+        pushes = [pack(b"[" + empty + b"0]")] * 16
         assert 130_000 < len(pushes[0]) < 260_000
 
         def push(body: bytes) -> int | None:

@@ -34,7 +34,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_text import MAX_VALUES
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import PUSH, block, packed
+from thinwire.transport.protocol.http import PUSH, block, pack
 
 MB = 1e6
 MAX_S, MAX_MB = 3.0, 64.0  # of one message
@@ -256,8 +256,8 @@ def test_what_waits_while_a_device_works_is_bounded_also_where_it_is_withdrawn(t
 
         def another(connection: Answering) -> None:
             given.append(100 + len(given))
-            assignment = packed(dumped(device.assign(given[-1], more="x" * (MAX_PULLED_BYTES // 8))))
-            connection.answer(packed(dumped({"cancelled": [f"small-1.{given[-1] - 1}.pi-1"]})) + assignment)
+            assignment = pack(dumped(device.assign(given[-1], more="x" * (MAX_PULLED_BYTES // 8))))
+            connection.answer(pack(dumped({"cancelled": [f"small-1.{given[-1] - 1}.pi-1"]})) + assignment)
 
         armed.set()
         device.server.assignments.put(device.assign(1, kind="init"))
@@ -276,7 +276,7 @@ def test_who_answers_each_pull_at_once_keeps_no_processor_busy(tmp_path: Path) -
     stop = Watching()
 
     def nothing(connection: Answering) -> None:
-        connection.answer(packed(dumped({})) + block(b""))
+        connection.answer(pack(dumped({})) + block(b""))
 
     with attacked(tmp_path, Watched(tmp_path), stop=stop) as device:
         for _ in range(1000):

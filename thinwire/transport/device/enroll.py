@@ -26,7 +26,7 @@ from thinwire.transport.device.http_client import Connection, HttpRequest, Polli
 from thinwire.transport.device.identity import MAX_CAS, ServerClock, Trust, readable
 from thinwire.transport.device.session import no_answer_error, refusal_error
 from thinwire.transport.protocol.certificates import server_name
-from thinwire.transport.protocol.http import CA, JOIN, ApiError, packed
+from thinwire.transport.protocol.http import CA, JOIN, ApiError, pack
 from thinwire.transport.protocol.signing import Signer
 
 MAX_CA_BYTES = 65_536
@@ -77,7 +77,7 @@ def join(
     said = {"secret": invitation.secret, "name": name, "versions": dict(versions)}
     try:
         fields = _request_enrollment(
-            connection, url, HttpRequest("POST", JOIN, packed(json.dumps(said).encode()), whole_key=True)
+            connection, url, HttpRequest("POST", JOIN, pack(json.dumps(said).encode()), whole_key=True)
         )
     finally:
         connection.close()

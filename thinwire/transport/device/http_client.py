@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.transport.device.connect import Address, TlsConnection, dial, has_new_address
 from thinwire.transport.device.identity import ServerClock, Trust
-from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, ApiError, inflated
+from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, ApiError, inflate
 from thinwire.transport.protocol.signing import NOTHING, Signer
 
 SILENT_S = 60.0  # time-out without a byte, added to a pull's wait; also the time-out for each piece that is sent
@@ -268,7 +268,7 @@ def read_block(response: http.client.HTTPResponse, most: int) -> bytes:
         raise BadPayload(f"a block of {length} bytes", why=f"at most {most} are read")
     data = read_exactly(response, length)
     try:
-        return inflated(data, most) if data else b""
+        return inflate(data, most) if data else b""
     except ValueError as error:
         raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
 

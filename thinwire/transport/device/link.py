@@ -40,7 +40,7 @@ from thinwire.transport.device.http_client import (
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.device.session import InFlightAssignments, Registration, translate_errors
 from thinwire.transport.device.transfers import Incoming, Outgoing
-from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, ApiError, packed
+from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, ApiError, pack
 from thinwire.transport.protocol.signing import Signer
 
 MAX_CONTROL_BYTES = 64 * 2**10  # of a pull's control message: it names some of the ids that the pull named
@@ -173,7 +173,7 @@ class HttpsLink:
             if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
                 self._outgoing.send(reply, header, bundle)
             else:
-                body = packed(header) + (bundle.read_bytes() if bundle is not None and length else b"")
+                body = pack(header) + (bundle.read_bytes() if bundle is not None and length else b"")
                 self._call(self._pushing, HttpRequest("POST", PUSH, body))
         self._in_flight.remove_replied(reply)
 
@@ -304,11 +304,11 @@ class HttpsLink:
     def _pull_request(self, wait_s: float, in_flight: list[str], reply: PhaseReply | Failure | None) -> HttpRequest:
         """Return the request for an assignment that is not in flight yet; it also sends `reply` if there is one."""
         fields = {"process": self._last_hello().process, "wait_s": wait_s, "in_flight": in_flight}
-        pull = packed(json.dumps(fields, separators=(",", ":")).encode())
+        pull = pack(json.dumps(fields, separators=(",", ":")).encode())
         if reply is None:
             return HttpRequest("POST", PULL, pull, wait_s=wait_s)
         prefer = {"prefer": f"wait={math.ceil(wait_s)}"}  # RFC 7240
-        return HttpRequest("POST", PUSH, packed(reply_to_bytes(reply)) + pull, prefer, wait_s)
+        return HttpRequest("POST", PUSH, pack(reply_to_bytes(reply)) + pull, prefer, wait_s)
 
     def _fetch(self, assignment: Assignment) -> Path | None:
         """Fetch a large assignment's parts, and return their file; return None if it was withdrawn meanwhile.

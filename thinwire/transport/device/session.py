@@ -32,7 +32,7 @@ from thinwire.core.types import Assignment, Reply
 from thinwire.transport.device.http_client import Connection, HttpRequest, read_block, read_rest
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, ApiError, packed
+from thinwire.transport.protocol.http import HELLO, ApiError, pack
 
 MIN_REPORTED_SKEW_S = 5.0  # a smaller skew is reported as 0
 
@@ -83,7 +83,7 @@ class Registration:
             hello, link={**hello.link, "rtt_s": rtt_s, "skew_s": self.skew_s}, trusted_pins=self.trusted_pins
         )
         with connection.request(
-            HttpRequest("POST", HELLO, packed(registration.to_bytes(said)), whole_key=True)
+            HttpRequest("POST", HELLO, pack(registration.to_bytes(said)), whole_key=True)
         ) as response:
             welcome = registration.welcome_from_bytes(read_block(response, registration.MAX_WELCOME_BYTES))
             read_rest(response)

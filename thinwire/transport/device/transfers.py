@@ -24,7 +24,7 @@ from thinwire.core.protocol import read_json
 from thinwire.core.statedir import disk_error, private_folder, require_room
 from thinwire.core.types import Part, ReplyHeader
 from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest, read_all
-from thinwire.transport.protocol.http import PUSH, UPLOAD_OFFSET, ApiError, etag, packed
+from thinwire.transport.protocol.http import PUSH, UPLOAD_OFFSET, ApiError, etag, pack
 
 KEPT = 4  # partial downloads: assignments arrive one after the other, and old models are useless
 
@@ -170,7 +170,7 @@ class Outgoing:
 
     def _push_header(self, header_bytes: bytes, header: ReplyHeader) -> list[int]:
         """Push the header, and return how many bytes of each part the aggregator has; [] if it committed the reply."""
-        with self._connection.request(HttpRequest("POST", PUSH, packed(header_bytes))) as response:
+        with self._connection.request(HttpRequest("POST", PUSH, pack(header_bytes))) as response:
             status = _read(response)
         if status.get("done") is True:
             return []

@@ -62,28 +62,28 @@ def block(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def packed(json: bytes) -> bytes:
+def pack(json: bytes) -> bytes:
     """Return a block of deflated JSON."""
     deflate = zlib.compressobj(LEVEL, wbits=-zlib.MAX_WBITS, zdict=WORDS)
     return block(deflate.compress(json) + deflate.flush())
 
 
-def inflated(data: bytes, most: int) -> bytes:
+def inflate(data: bytes, most: int) -> bytes:
     """Return the JSON of a block; raise ValueError if it is damaged or longer than `most` bytes.
 
     At most `most + 1` bytes are ever inflated.
 
-    >>> inflated(packed(b'{"round":1}')[4:], 100)
+    >>> inflate(pack(b'{"round":1}')[4:], 100)
     b'{"round":1}'
     """
-    inflate = zlib.decompressobj(wbits=-zlib.MAX_WBITS, zdict=WORDS)
+    decompressor = zlib.decompressobj(wbits=-zlib.MAX_WBITS, zdict=WORDS)
     try:
-        found = inflate.decompress(data, most + 1)
+        found = decompressor.decompress(data, most + 1)
     except zlib.error as error:
         raise ValueError(f"a block is not readable: {error}") from error
     if len(found) > most:
         raise ValueError(f"a block of more than {most} bytes")
-    if not inflate.eof or inflate.unused_data:
+    if not decompressor.eof or decompressor.unused_data:
         raise ValueError("a block is cut short, or more follows in it")
     return found
 
@@ -144,15 +144,15 @@ ROUTES: tuple[Route, ...] = (
 
 
 @dataclass(frozen=True)
-class Found:
-    """A route, the named parts of the path, and the query."""
+class RouteMatch:
+    """The route of a request, with the named parts of its path and its query."""
 
     route: Route
     names: dict[str, str]
     query: dict[str, str]
 
 
-def found(method: str, target: str) -> Found | None:
+def find_route(method: str, target: str) -> RouteMatch | None:
     """Return the route of a request target, or None.
 
     The path is compared byte for byte: nothing is unquoted or normalised.
@@ -163,7 +163,7 @@ def found(method: str, target: str) -> Found | None:
             if question and route.name != "part":
                 return None
             try:
-                return Found(route, match.groupdict(), dict(parse_qsl(query, max_num_fields=4)))
+                return RouteMatch(route, match.groupdict(), dict(parse_qsl(query, max_num_fields=4)))
             except ValueError:
                 return None
     return None

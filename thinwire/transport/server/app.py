@@ -19,7 +19,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import DeviceRow
 from thinwire.core.serialization import FREE_HEADER_BYTES
-from thinwire.transport.protocol.http import ApiError, inflated, unblock, unknown_path
+from thinwire.transport.protocol.http import ApiError, inflate, unblock, unknown_path
 from thinwire.transport.protocol.signing import Identity, SignatureHeaders
 from thinwire.transport.server.auth import AuthenticatedRequest, Guests
 from thinwire.transport.server.connections import Connection, TrafficCounter
@@ -108,7 +108,7 @@ class Request:
         data = await self.whole()
         try:
             header, rest = unblock(data)
-            return inflated(header, min(most, FREE_HEADER_BYTES + RATIO * len(header))), rest
+            return inflate(header, min(most, FREE_HEADER_BYTES + RATIO * len(header))), rest
         except ValueError as error:
             raise ApiError(409, "protocol", str(error)) from error
 

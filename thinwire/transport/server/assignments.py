@@ -21,7 +21,7 @@ from thinwire.core.fleet import ReplyLimits, Spool
 from thinwire.core.link_state import Outstanding
 from thinwire.core.protocol import read_json, same_reply
 from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, Transfer
-from thinwire.transport.protocol.http import INLINE_BYTES, RUN, ApiError, block, etag, packed
+from thinwire.transport.protocol.http import INLINE_BYTES, RUN, ApiError, block, etag, pack
 from thinwire.transport.server.app import ConnectionClosed, Request
 from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
@@ -118,12 +118,12 @@ class PullRoute:
         self, request: Request, connection: DeviceConnection, outstanding: Outstanding | None, withdrawn: list[str]
     ) -> None:
         said = json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}"
-        control = packed(said)
+        control = pack(said)
         if outstanding is None or not self._has_parts(connection.device, outstanding):
             await request.answer(200, control + block(b""))
             return
         assignment, bundle = outstanding.spoken(connection.protocol), outstanding.envelope.bundle
-        headers = control + packed(assignment)
+        headers = control + pack(assignment)
         length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
         self._mailbox.mark_delivered(outstanding, self._clock.wall())
         await request.begin(200, [(b"content-length", str(len(headers) + length).encode())])

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from thinwire.core.clock import Clock
 from thinwire.core.fleet import DeviceRow, Roster
 from thinwire.core.net import neighbourhood
-from thinwire.transport.protocol.http import ApiError, Found, Route, found, unknown_path
+from thinwire.transport.protocol.http import ApiError, Route, RouteMatch, find_route, unknown_path
 from thinwire.transport.protocol.signing import LATEST_S, MAX_AHEAD_S, Identity, SignatureHeaders
 
 LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")  # a Host header of this machine
@@ -90,7 +90,7 @@ class AuthenticatedRequest:
     the request is not signed.
     """
 
-    found: Found
+    found: RouteMatch
     length: int
     claim: SignatureHeaders | None = None
     identity: Identity | None = None
@@ -109,11 +109,11 @@ class RequestAuthenticator:
         self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
         self._window = ReplayGuard(clock.wall())
         self.failed_joins = JoinRateLimiter()
-        self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes
+        self.room: Callable[[DeviceRow, RouteMatch], int] = lambda row, at: at.route.most_bytes
 
     def judge(self, header: RequestHeader) -> AuthenticatedRequest:
         """Return the admitted request; raise `ApiError` if it may not be served."""
-        at = found(header.method, header.target)
+        at = find_route(header.method, header.target)
         if at is None and self._guests is not None and header.method == "POST" and header.target in self._guests.paths:
             return self._guest(header, self._guests)
         if at is None or (self._private and at.route.name in ("ca", "join")):
@@ -150,7 +150,7 @@ class RequestAuthenticator:
         with self._counted(header, "guest"):
             if (refusal := guests.may_pass(header.headers)) is not None:
                 raise refusal
-        return AuthenticatedRequest(Found(GUEST, {}, {}), length)
+        return AuthenticatedRequest(RouteMatch(GUEST, {}, {}), length)
 
     @contextmanager
     def _counted(self, header: RequestHeader, key: str) -> Iterator[None]:

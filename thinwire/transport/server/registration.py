@@ -21,7 +21,7 @@ from thinwire.core.formatting import grouped
 from thinwire.core.protocol import Range, read_json
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import ApiError, packed
+from thinwire.transport.protocol.http import ApiError, pack
 from thinwire.transport.protocol.signing import Identity
 from thinwire.transport.server.app import Request
 from thinwire.transport.server.auth import RequestAuthenticator
@@ -95,7 +95,7 @@ class HelloRoute:
             row.name, sequences, self._presence.poll_s, self._clock.wall(), version, spread_s,
             self._cas.certificates(), runs, ended,
         )  # fmt: skip
-        await request.answer(200, packed(registration.to_bytes(welcome)))
+        await request.answer(200, pack(registration.to_bytes(welcome)))
 
     def _enrol(self, said: Hello, identity: Identity) -> DeviceRow:
         """Bind a name to a key that has no row, by its first registration; it may block, so it is called in a thread.

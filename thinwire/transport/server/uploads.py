@@ -33,8 +33,8 @@ from thinwire.transport.protocol.http import (
     STREAM_BYTES,
     UPLOAD_OFFSET,
     ApiError,
-    Found,
-    inflated,
+    RouteMatch,
+    inflate,
     unblock,
 )
 from thinwire.transport.server.app import ConnectionClosed, Request
@@ -160,7 +160,7 @@ def _pull_behind(request: Request, rest: memoryview) -> bytes | None:
         data, more = unblock(bytes(rest))
         if more:
             raise ValueError("more follows behind the pull")
-        return inflated(data, MAX_BYTES)
+        return inflate(data, MAX_BYTES)
     except ValueError as error:
         raise ApiError(409, "protocol", str(error)) from error
 
@@ -255,7 +255,7 @@ class Uploads:
         upload = self._open_uploads[update] = Upload(header, file, began_at, received=received)
         return upload
 
-    def max_body_bytes(self, row: DeviceRow, found: Found) -> int:
+    def max_body_bytes(self, row: DeviceRow, found: RouteMatch) -> int:
         """Return the length in bytes of the part that a request names; raise `ApiError` 404 without an open upload."""
         upload, index = self._named(row.name, found)
         return upload.header.parts[index].length
@@ -369,7 +369,7 @@ class Uploads:
         except TimeoutError:
             raise ApiError(409, "writer", "another connection is writing this reply") from None
 
-    def _named(self, device: str, found: Found) -> tuple[Upload, int]:
+    def _named(self, device: str, found: RouteMatch) -> tuple[Upload, int]:
         names = found.names
         upload = self._open_uploads.get(UpdateId(names["run"], device, int(names["sequence"])))
         index = int(names["index"])

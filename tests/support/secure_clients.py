@@ -70,7 +70,7 @@ def trained_of(begun: Begun) -> Trained:
 
 def changed_of(begun: Begun) -> np.ndarray[Any, Any]:
     """What a client has learned, before anything is encoded."""
-    change = trained_of(begun).change
+    change = trained_of(begun).raw_update
     assert change is not None
     return change.copy()
 

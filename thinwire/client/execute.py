@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from thinwire.core.types import Payload
 
 
-OWN_METRIC = "eval/personal"  # share of the evaluated examples that saw trained personal layers of their client
-DIGITS = 4  # of a stage's seconds: further ones are noise, and a fifth of a small reply's header
+OWN_METRIC = "eval/personal"  # share of the examples that were evaluated with trained personal layers
+DIGITS = 4  # after the point in a stage's seconds: more are noise, and take a fifth of a small reply's header
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Trained:
     """The result of a train or evaluate assignment before anything is encoded.
 
     `next_state` is the state with which the next training continues: its replica, local buffers, counters and pending
-    updates count. `change` is the raw update divided by the normaliser `a`, which is 1 in a secure or private round.
-    It is None if nothing was trained. `buffers` are the trained model's.
+    updates count. `raw_update` is divided by the normaliser `a`, which is 1 in a secure or private round, and None if
+    nothing was trained. `buffers` are the trained model's.
     """
 
     header: ReplyHeader
     next_state: ClientRunState
-    change: Vector | None = None
+    raw_update: Vector | None = None
     buffers: Vector | None = None
     following: ControlVariate | None = None
     personal: frozenset[str] = frozenset()  # names of the tensors that stay here
@@ -69,10 +69,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class Begun:
-    """An assignment that was trained for, or that failed, and is not finished.
+    """An assignment between `begin` and `finish`: its training is done or failed, and nothing is committed.
 
     `finish` applies its outcomes, encodes and commits. `at` is the time on the handler's clock at which the wait for
-    `finish` began. `follows` are the replies whose training this one continued with overlap, its own included.
+    `finish` began. `follows` are the sequences of the replies whose training this one continues with overlap, and its
+    own.
     """
 
     job: AssignmentContext
@@ -83,7 +84,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Result:
-    """A reply that is made and not committed, with the state that belongs to it. `body` holds the reply's parts."""
+    """A reply before its commit, with the state that is committed with it. `body` holds the reply's parts."""
 
     header: ReplyHeader
     state: ClientRunState
@@ -119,7 +120,7 @@ def train(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
-    if job.plan.privacy.mode == "example":  # another plan of this run may have left all records in these, without noise
+    if job.plan.privacy.mode == "example":  # another plan of this run may have left values without noise in these
         state = replace(state, buffers=None, counters={})
     model = _load(job, state, executor)
     request = _request(job, model)
@@ -129,21 +130,21 @@ def train(
     if done.params is None or done.buffers is None:
         examples = int(max((count for _, count in header.metrics.values()), default=0))
         return Trained(replace(header, examples=examples), model.state)
-    change = np.subtract(done.params, start, out=done.params)
+    raw_update = np.subtract(done.params, start, out=done.params)
     if job.plan.is_protected:
-        done = without_divergence(done, change, model.begin.vector, model.buffers, job.say)
+        done = without_divergence(done, raw_update, model.begin.vector, model.buffers, job.say)
     if done.kept is not None and not np.isfinite(done.kept).all():
         raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
-    header = _with_training(job, header, model, done, change)
+    header = _with_training(job, header, model, done, raw_update)
     if request.within_s is not None and done.steps != done.planned:
         header = replace(header, planned=done.planned)
         of = f" of {done.planned}" if done.planned else ""
         job.say(f"round {job.assignment.round}: stopped after {done.steps}{of} steps, to send them in time")
     after = _state_after(job, model, executor.layout, done)
     if job.plan.local.overlap:
-        after = replace(after, pending=outbox.with_update(after.pending, header, change))
-    change /= change.dtype.type(header.a)
-    return Trained(header, after, change, done.buffers, model.following, frozenset(t.name for t in model.personal))
+        after = replace(after, pending=outbox.with_update(after.pending, header, raw_update))
+    raw_update /= raw_update.dtype.type(header.a)
+    return Trained(header, after, raw_update, done.buffers, model.following, frozenset(t.name for t in model.personal))
 
 
 def _load(job: AssignmentContext, state: ClientRunState, executor: Executor) -> _LoadedModel:
@@ -204,9 +205,9 @@ def _request(job: AssignmentContext, model: _LoadedModel) -> TrainRequest:
 def _evaluate_and_train(
     job: AssignmentContext, executor: Executor, client: ClientInfo, model: _LoadedModel, request: TrainRequest
 ) -> tuple[Vector, TrainResult, TrainResult]:
-    """Return the vector from which training began, the result of an evaluation apart, and that of the rest.
+    """Return the vector from which training began, the result of a separate evaluation, and the result of the request.
 
-    With pending updates training begins elsewhere than at the model version, which is evaluated apart.
+    With pending updates training does not begin at the model version, so the version is evaluated separately.
     """
     start, alone = model.params, TrainResult()
     if request.train and model.state.pending:
@@ -236,9 +237,9 @@ def _with_evaluation(
 
 
 def _with_training(
-    job: AssignmentContext, header: ReplyHeader, model: _LoadedModel, done: TrainResult, change: Vector
+    job: AssignmentContext, header: ReplyHeader, model: _LoadedModel, done: TrainResult, raw_update: Vector
 ) -> ReplyHeader:
-    """Return the header with the metrics of training, and the facts of the raw update `change`."""
+    """Return the header with the metrics of training, and the facts of the raw update."""
     metrics = {**header.metrics, **{f"train/{name}": value for name, value in done.reported.items()}}
     if done.loss[1]:
         metrics["train/loss"] = done.loss
@@ -246,12 +247,12 @@ def _with_training(
     whole = job.plan.is_protected or (algorithm is not None and algorithm.sends_undivided)
     return replace(
         header, metrics=metrics, examples=done.examples, steps=done.steps, a=1.0 if whole else done.a,
-        norm=payload.norm(change), lost=model.begin.lost,
+        norm=payload.norm(raw_update), lost=model.begin.lost,
     )  # fmt: skip
 
 
 def _state_after(job: AssignmentContext, model: _LoadedModel, layout: Layout, done: TrainResult) -> ClientRunState:
-    """Return the state with what training leaves here: counters, local buffers, personal values, the task's state."""
+    """Return the state with the values that stay on this device: counters, local buffers, personal layers, context."""
     keeps = job.plan.local.buffers == "local" and done.buffers is not None and done.buffers.size
     state = replace(
         model.state, layout_digest=layout.digest, counters=done.counters, buffers=done.buffers if keeps else None,
@@ -282,20 +283,20 @@ def train_finite(
     """Train as `train` does; raise `NonFiniteUpdate` if training diverged, as nothing is encoded yet."""
     trained = train(job, header, state, executor, client)
     if not math.isfinite(trained.header.norm):
-        raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint="a smaller [local] lr")
+        raise NonFiniteUpdate("the update holds NaN or infinity", why="training diverged", hint="a smaller [local] lr")
     return trained
 
 
 def encode_update(job: AssignmentContext, trained: Trained, state: ClientRunState, model: Layout) -> Result:
     """Encode an update and return the reply with the state after it: its residual, and the codec's own arrays."""
-    header, change, buffers = trained.header, trained.change, trained.buffers
-    if change is None or buffers is None:
+    header, raw_update, buffers = trained.header, trained.raw_update, trained.buffers
+    if raw_update is None or buffers is None:
         return Result(header, state)
     local, begun, layout = job.plan.local, job.clock.now(), transmitted_layout(algorithm_of(job.plan), model)
     if job.plan.privacy.mode == "local":
-        change = noised(change, job.plan, layout)
+        raw_update = noised(raw_update, job.plan, layout)
     with planned_threads(local.codec_threads or cores()):
-        payloads, state = _encode(job, change, state, layout, trained.following)
+        payloads, state = _encode(job, raw_update, state, layout, trained.following)
     residual = state.residual if feedback_of(job.plan.uplink) == "classic" else None  # with EF21 it is the reference
     averaged = local.buffers == "average"
     parts, body = payload.pack_reply(payloads, layout, buffers if averaged else None)
@@ -311,12 +312,12 @@ def encode_update(job: AssignmentContext, trained: Trained, state: ClientRunStat
 
 
 def _encode(
-    job: AssignmentContext, change: Vector, state: ClientRunState, layout: Layout, following: ControlVariate | None
+    job: AssignmentContext, raw_update: Vector, state: ClientRunState, layout: Layout, following: ControlVariate | None
 ) -> tuple[list[Payload], ClientRunState]:
-    """Return an update's frames, and the state after it; `change` is donated."""
+    """Return an update's frames, and the state after it; `raw_update` is donated."""
     assignment, uplink, key = job.assignment, job.plan.uplink, job.key("encode")
-    control_frames = following.differences(change, assignment.codec, key) if following else []
-    payloads, state = encode(change, state, assignment.codec, uplink, layout, key, assignment.round)
+    control_frames = following.differences(raw_update, assignment.codec, key) if following else []
+    payloads, state = encode(raw_update, state, assignment.codec, uplink, layout, key, assignment.round)
     payloads += control_frames
     return payloads, replace(state, own=following.moved(payloads, assignment.codec)) if following else state
 

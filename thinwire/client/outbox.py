@@ -252,15 +252,15 @@ def delay_of(plan: Mapping[str, Any] | str | None) -> int:
     return value if isinstance(value, int) else 0
 
 
-def with_update(pending: Pending, header: ReplyHeader, change: Vector) -> Pending:
+def with_update(pending: Pending, header: ReplyHeader, raw_update: Vector) -> Pending:
     """Return `pending` and the raw update of this reply, copied because encoding overwrites it."""
-    return {**pending, str(header.update_id.sequence): change.copy()}
+    return {**pending, str(header.update_id.sequence): raw_update.copy()}
 
 
 def without(pending: Pending, sequences: Iterable[int]) -> Pending:
     """Return `pending` without the updates of these replies."""
     removed = {str(sequence) for sequence in sequences}
-    return {name: change for name, change in pending.items() if name not in removed}
+    return {name: raw_update for name, raw_update in pending.items() if name not in removed}
 
 
 def still_pending(pending: Pending, outcomes: Iterable[UpdateOutcome], version: int, most: int) -> Pending:
@@ -286,8 +286,8 @@ def starting_vector(base: Vector, pending: Pending) -> Vector:
     if not pending:
         return base
     vector: Vector = base.copy()
-    for change in _in_order(pending).values():
-        vector += change
+    for raw_update in _in_order(pending).values():
+        vector += raw_update
     return vector
 
 

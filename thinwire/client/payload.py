@@ -77,7 +77,7 @@ PLACES = {RESIDUAL: "residual", REFERENCE: "residual", MOMENTUM: "momentum"}  # 
 
 
 def encode(
-    change: Vector,
+    raw_update: Vector,
     state: ClientRunState,
     spec: str,
     uplink: UplinkSection,
@@ -85,7 +85,7 @@ def encode(
     key: Key,
     round_number: int = 0,
 ) -> tuple[list[Payload], ClientRunState]:
-    """Return the frame of each segment of the model, and the state after it. `change` is donated; `state` is only read.
+    """Return the frame of each segment of the model, and the state after it; `raw_update` is donated.
 
     The residual first decays with the rounds since the last encode. The codec `spec` reuses those arrays of the last
     codec that have its names and sizes. The other arrays are forgotten; the residual never is.
@@ -96,7 +96,7 @@ def encode(
         before = matching_state(codec.init(segment.index), _codec_state(state, segment))
         if isinstance(codec, BoundFeedback):
             before = codec.aged(before, uplink.feedback_decay, round_number - state.encoded_at)
-        encoded = codec.encode(change[segment.span], before, key, segment.index)
+        encoded = codec.encode(raw_update[segment.span], before, key, segment.index)
         payloads.append(encoded.payload)
         for name, array in encoded.state.items():
             if name not in PLACES:
@@ -104,7 +104,7 @@ def encode(
                 continue
             into = whole.get(PLACES[name])
             if into is None:  # the raw update's buffer becomes the residual or the reference: one vector less
-                into = whole[PLACES[name]] = np.empty(change.size, np.float32) if name == MOMENTUM else change
+                into = whole[PLACES[name]] = np.empty(raw_update.size, np.float32) if name == MOMENTUM else raw_update
             if array.base is not into and array is not into:
                 into[segment.span] = array
     made = replace(
@@ -301,12 +301,12 @@ class ControlVariate:
         """Return the vector that is added to the gradient at every local step."""
         return self.algorithm.shift(self.own, self.common)
 
-    def differences(self, change: Vector, spec: str, key: Key) -> list[Payload]:
+    def differences(self, raw_update: Vector, spec: str, key: Key) -> list[Payload]:
         """Return the frames behind the model's, if the algorithm sends any.
 
-        `change` is the raw update divided by its normaliser.
+        `raw_update` is divided by its normaliser.
         """
-        if (wanted := self.algorithm.next_own(self.own, self.common, change)) is None:
+        if (wanted := self.algorithm.next_own(self.own, self.common, raw_update)) is None:
             return []
         wanted -= self.own
         codec, start = inside(parse(spec), self.layout), self.layout.model_size

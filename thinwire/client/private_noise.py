@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 
 
 def without_divergence(
-    done: TrainResult, change: Vector, kept: Vector | None, buffers: Vector | None, say: Say
+    done: TrainResult, raw_update: Vector, kept: Vector | None, buffers: Vector | None, say: Say
 ) -> TrainResult:
     """Return a protected training's result; if it is not finite, `kept` and `buffers` are as before it.
 
-    Then `change`, its update, becomes zeros, in place. A failure instead would leave the device without noise and
+    Then `raw_update`, its update, becomes zeros, in place. A failure instead would leave the device without noise and
     without masks: an aggregator may send a model that only a record above some value drives to infinity, and would
     learn of that record as often and as exactly as it likes.
     """
-    vectors = [vector for vector in (change, done.kept, done.buffers) if vector is not None]
+    vectors = [vector for vector in (raw_update, done.kept, done.buffers) if vector is not None]
     if all(map(finite, vectors)) and math.isfinite(done.loss[0]):
         return done
     say("training diverged: an update of zeros is sent, which tells nothing of it")
-    change.fill(0.0)
+    raw_update.fill(0.0)
     begun_with = done.buffers if buffers is None else buffers
     return replace(done, kept=kept, buffers=begun_with, state=None, loss=(0.0, 0.0), reported={})
 

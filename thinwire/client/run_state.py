@@ -34,7 +34,7 @@ from thinwire.core.serialization import reply_from_json, reply_to_json
 from thinwire.core.statedir import disk_error, private_folder, private_opener, require_room, write_atomically
 from thinwire.core.types import ReplyHeader, Vector
 
-FORMAT = 3  # lower ones: from before the first release, with other names
+FORMAT = 3  # lower formats are from before the first release
 STATE = "state.json"
 NOT_KNOWN = -1  # a value of `references_from`
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # a run's id names a directory
@@ -51,7 +51,7 @@ PLAIN = {
 
 
 def no_bytes() -> int:
-    """Return 0: no bytes of the disk have to stay free."""
+    """Return 0, the bytes of the disk that stay free by default."""
     return 0
 
 
@@ -137,7 +137,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
         self.folder, self._write, self._min_free = folder, write, min_free
-        self.is_only_run = False  # True if its client has the state of no other run, so nobody looks for one
+        self.is_only_run = False  # True if its client has no state of other runs, so that none is searched
         self._kept: dict[str, tuple[Arrays, str]] = {}  # file -> its arrays and its digest
 
     def path(self, entry: Entry) -> Path | None:
@@ -271,7 +271,7 @@ class RunFolder:
             return False
 
     def _tidy(self, keep: set[str]) -> None:
-        """Remove files that no longer count; a file that stays by an error does no harm."""
+        """Remove files that no commit names; a file that an error leaves does no harm."""
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
                 if path.name not in keep:
@@ -298,7 +298,7 @@ def _with_arrays(state: ClientRunState, found: Mapping[str, Arrays]) -> ClientRu
 
 
 def _plain(file: str) -> str:
-    """Return the name of a file, checked to lead to no other directory."""
+    """Return a file name; raise ValueError if it could lead to another directory."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", file):
         raise ValueError(f"{file!r} is no file of this folder")
     return file
@@ -321,7 +321,7 @@ def run_path(folder: Path, run: str) -> Path:
 
 
 MARK = "held.json"
-SEQUENCES_A_MARK = 64  # sequences that one mark allows: one durable write for 64 rounds
+SEQUENCES_A_MARK = 64  # that one mark allows: one durable write of the mark for 64 rounds
 
 
 class WriteBehindRunFolder(RunFolder):
@@ -334,7 +334,7 @@ class WriteBehindRunFolder(RunFolder):
     def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
         super().__init__(folder, write, min_free)
         self._held: ClientRunState | None = None
-        self._below = -1  # the highest sequence that the mark on disk allows
+        self._below = -1  # highest sequence that the mark on disk allows
 
     def load(self) -> tuple[ClientRunState, list[str]]:
         """Return what was saved last; after a kill with unsaved state, zero state with a sequence above the mark."""
@@ -350,7 +350,7 @@ class WriteBehindRunFolder(RunFolder):
         return ClientRunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]
 
     def hold(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
-        """Keep the state in memory until `save`. Parts become files at once, to be sent from, but are not synced."""
+        """Keep the state in memory until `save`. The parts of replies are written at once, but not synced."""
         self.require_room(state, parts or {})  # counts what `save` will write, too
         private_folder(self.folder)
         if state.sequence > self._below:

@@ -69,11 +69,11 @@ class RunStore:
         return sum(state.nbytes for _, state in self._runs.values())
 
     def open(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, ClientRunState]:
-        """Return the folder and state of a run, read from disk the first time.
+        """Return the folder and state of a run; the first call reads them from disk.
 
-        State that is older than what the aggregator has seen is discarded, and the run starts at zero. So is the state
-        of another run with the same id, whose `identity` differs: nothing of it is sent into this run. `identity` is
-        given with an assignment, and None otherwise.
+        State that is older than what the aggregator has seen is discarded, and the run starts at zero. The state of
+        another run with the same id is discarded too: its `identity` differs, and nothing of it may be sent in this
+        run. `identity` is given with an assignment, and None otherwise.
         """
         with self._lock:
             return self._open(run, say, identity)

@@ -1,4 +1,4 @@
-"""Secure aggregation on a device: the open rounds of one task's handler, between its transport and its training.
+"""Secure aggregation on a device: the client's part in the open secure rounds of one task.
 
 `SecureRounds` holds one `Participant` for each open round and is called by three threads:
 
@@ -58,15 +58,15 @@ Send = Callable[[PhaseReply], None]
 RECHECK_S = 0.2  # longest delay until a waiting thread notices that the assignment was withdrawn
 REQUEST = "request"  # the part of a phase's assignment
 MAX_REQUEST_BYTES = 32 << 20  # of a phase's request that is fetched: 10 000 clients with ML-KEM have less
-MASKED = "masked"  # the part of a masked update: it takes one upload
+MASKED = "masked"  # the only part of a masked update
 
 
-SIMULATED = frozenset({"secure", "secure.post_quantum"})  # what simulated clients carry: they pin no roster
+SIMULATED = frozenset({"secure", "secure.post_quantum"})  # parts of [secure] for simulated clients: they pin no roster
 _ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
 
 
 def simulated_identity(name: str) -> SecureIdentity:
-    """Return the identity of a simulated client: its key follows from its name, and its masks are secret as ever."""
+    """Return the identity of a simulated client: its key follows from its name, and its masks are random."""
     key, process = simulated_key(name), hashlib.sha256(name.encode()).digest()[:PROCESS_BYTES]
     return SecureIdentity(identity_of(key), lambda data: key.sign(data, _ECDSA), rng=SystemRng, process=process)
 
@@ -93,7 +93,7 @@ class SecureRounds:
 
     @contextlib.contextmanager
     def open_round(self, job: AssignmentContext, size: int, policy: Policy, send: Send | None) -> Iterator[None]:
-        """Open a round when the block around the training has loaded the model, and drop it if the block fails.
+        """Open a round around a block that trains: once the block has loaded the model. Drop it if the block fails.
 
         `size` is the number of trained parameters. `send` gets the client's advertisement. `policy` is the owner's.
         Training is cancelled if the client leaves the round. Raises `CannotReply` for terms that no round has.
@@ -141,7 +141,7 @@ class SecureRounds:
         return _reply(assignment, advertisement)
 
     def handle(self, delivery: Delivery) -> PhaseReply | None:
-        """Return this client's message in a phase; None for `masked`, whose answer is the update itself.
+        """Handle the request of a phase: return this client's message, or None for `masked`, which the update answers.
 
         Raises `CannotReply` ("failed", with the reason of the `Withdraw` as its text) if the client leaves the round.
         """
@@ -211,21 +211,21 @@ class SecureRounds:
             self._changed.notify_all()
 
     def has_left(self, training: str) -> bool:
-        """Return True if this client left a round that it had opened: its training can end."""
+        """Return True if this client left the round of this training assignment, so that its training can end."""
         return training in self._left
 
     def is_ready(self, training: str) -> bool:
-        """Return True if `encode` needs to wait for nothing: the seed of the rotation is here, or the round is over."""
+        """Return True if `encode` would not wait: the seed of the rotation is here, or the round is over."""
         with self._changed:
             return (one := self._open.get(training)) is None or one.seed is not None
 
-    def encode(self, job: AssignmentContext, found: Trained, state: ClientRunState, layout: Layout) -> Result:
+    def encode(self, job: AssignmentContext, trained: Trained, state: ClientRunState, layout: Layout) -> Result:
         """Encode an update on the lattice and mask it; return the reply, and the state with the new residual.
 
         It waits until the seed of the rotation is here, and raises `Cancelled` if the round is over before that.
         """
-        assignment, change = job.assignment, found.change
-        assert change is not None
+        assignment, raw_update = job.assignment, trained.raw_update
+        assert raw_update is not None
         assert assignment.secure is not None
         one = self._prepared(assignment.assignment_id, job.cancelled)
         assert one.seed is not None
@@ -234,27 +234,29 @@ class SecureRounds:
             if keeps and state.residual is not None:
                 decay = np.float32(job.plan.uplink.feedback_decay**age)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    change += state.residual if decay == 1 else decay * state.residual
-            if not finite(change):  # zeros, and no failure: see `without_divergence`
-                change.fill(0.0)
+                    raw_update += state.residual if decay == 1 else decay * state.residual
+            if not finite(raw_update):  # zeros, and no failure: see `without_divergence`
+                raw_update.fill(0.0)
             if job.plan.privacy.clipping == "per-layer":
-                clip_layers(change, layout.model_tensors, assignment.secure.clip)
+                clip_layers(raw_update, layout.model_tensors, assignment.secure.clip)
             try:
-                points = one.lattice.encode(
-                    change, found.header.examples, assignment.secure.window, rotation_key(one.seed), self.identity.rng()
-                )
+                key, rng = rotation_key(one.seed), self.identity.rng()
+                examples, window = trained.header.examples, assignment.secure.window
+                points = one.lattice.encode(raw_update, examples, window, key, rng)
             except NotRounded as error:
                 self.forget(assignment.assignment_id)
                 raise CannotReply(FAILED, "lattice", f"left the round: {error}") from error
             fits = one.lattice.fits(points, self.identity.rng())
-            made = client_scalars(job.plan.secure, found.header.metrics, found.header.histograms, self.identity.rng())
+            made = client_scalars(
+                job.plan.secure, trained.header.metrics, trained.header.histograms, self.identity.rng()
+            )
             made |= {"weight": points.weight, "fits": fits}
             scalars = [made[name] for name in one.participant.terms.scalars]
             vectors = self._masked(assignment.assignment_id, points, scalars)
         del points  # a model of lanes
         parts, body = pack_vectors(vectors)
-        bare = without_facts(replace(found.header, parts=parts, codec=LATTICE))
-        return Result(bare, replace(state, residual=change if keeps else None, encoded_at=assignment.round), body)
+        bare = without_facts(replace(trained.header, parts=parts, codec=LATTICE))
+        return Result(bare, replace(state, residual=raw_update if keeps else None, encoded_at=assignment.round), body)
 
     def _prepared(self, training: str, cancelled: Callable[[], bool]) -> _Round:
         """Return the round once its seed is here; raise `Cancelled` if it is over before that."""

@@ -143,14 +143,14 @@ def _rehearse(runtime: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: 
     batch = next(iter(data.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
     trained, context = _trained(runtime, client, plan, 1, KEY)
-    change = (tensors.read(module, runtime.places) - base) / (trained.a or 1.0)
+    raw_update = (tensors.read(module, runtime.places) - base) / (trained.a or 1.0)
     globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, runtime.places)
-    shared, change, buffers, _ = shared_model(layout, globs, change, buffers, {})
+    shared, raw_update, buffers, _ = shared_model(layout, globs, raw_update, buffers, {})
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
     spec, travels = rungs(plan.uplink)[0], travels_of(plan, shared)
     held = np.resize(base, travels.size)  # the vector behind the model is as large as the model
-    news = Downlink(travels, plan.downlink.codec, held).publish(held + np.resize(change, travels.size))
-    payloads = _encoded(plan, spec, change, travels)
+    news = Downlink(travels, plan.downlink.codec, held).publish(held + np.resize(raw_update, travels.size))
+    payloads = _encoded(plan, spec, raw_update, travels)
     mean = WeightedMean(parse(spec).bind(travels), travels)
     mean.fold(lambda: iter(payloads), max(1, trained.examples), 1.0, trained.a or 1.0)
     parts, _ = payload.pack_reply(payloads, travels, buffers)
@@ -203,14 +203,14 @@ def travels_of(plan: RunPlan, layout: Layout) -> Layout:
     return transmitted_layout(algorithm_of(plan), layout)
 
 
-def _encoded(plan: RunPlan, spec: str, change: Vector, travels: Layout) -> list[Payload]:
-    """Return a first update's frames; `change` is donated."""
+def _encoded(plan: RunPlan, spec: str, raw_update: Vector, travels: Layout) -> list[Payload]:
+    """Return a first update's frames; `raw_update` is donated."""
     algorithm = algorithm_of(plan)
     behind: list[Payload] = []
     if algorithm is not None:
         following = ControlVariate.of(algorithm, travels, None, np.zeros(travels.size, np.float32), counted=False)
-        behind = following.differences(change, spec, prng.Key(2))
-    payloads, _ = encode(change, ClientRunState(), spec, plan.uplink, travels, prng.Key(2))
+        behind = following.differences(raw_update, spec, prng.Key(2))
+    payloads, _ = encode(raw_update, ClientRunState(), spec, plan.uplink, travels, prng.Key(2))
     return payloads + behind
 
 

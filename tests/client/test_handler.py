@@ -49,7 +49,7 @@ def test_with_identity_and_no_feedback_the_frames_are_the_change_divided_by_a(tm
     aggregator = Aggregator(tmp_path, task_of(), plan, steps=4)
     header, bundle = aggregator.answer(aggregator.handler(), aggregator.assign())
     module = build(aggregator.task)
-    places = tensors.places_of(module)
+    places = tensors.layout_of(module)
     tensors.write(module, places, aggregator.first.vector)
     key = derive(Key(plan.run.seed), "train", "pi-01", 1)
     done = TorchTrainer(aggregator.task, local_of(plan)).train(module, examples(), Steps(4, 8), key)
@@ -168,7 +168,7 @@ def test_the_model_is_measured_before_training_every_so_many_rounds(tmp_path):
     headers = [aggregator.answer(handler, aggregator.assign(number))[0] for number in (1, 2, 3)]
     assert ["eval/accuracy" in header.metrics for header in headers] == [True, False, True]
     module = build(aggregator.task)
-    places = tensors.places_of(module)
+    places = tensors.layout_of(module)
     tensors.write(module, places, aggregator.first.vector)
     batch = list(examples(6, 4).tensors)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import pytest
 from tests.support.gated_client import Device
 from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.client.policy import Policy
-from thinwire.client.run_store import KEPT, PlanStore
+from thinwire.client.run_store import MAX_PLANS, PlanStore
 from thinwire.core.errors import DataLost
 from thinwire.core.plan import digest_of
 from thinwire.core.types import Failure, ReplyHeader
@@ -74,17 +74,17 @@ def test_what_is_no_plan_and_no_digest_is_never_looked_for(tmp_path, plan):
 def test_so_many_plans_are_kept_and_the_one_unused_longest_goes(tmp_path):
     assignment = Aggregator(tmp_path / "assignments", task_of(), plan_of()).assign().assignment
     plans = PlanStore(tmp_path / "plans")
-    numbered = [{"number": number} for number in range(KEPT + 1)]
-    for plan in numbered[:KEPT]:
+    numbered = [{"number": number} for number in range(MAX_PLANS + 1)]
+    for plan in numbered[:MAX_PLANS]:
         plans.of(replace(assignment, plan=plan))
     plans.of(replace(assignment, plan=digest_of(numbered[0])))
-    plans.of(replace(assignment, plan=numbered[KEPT]))
+    plans.of(replace(assignment, plan=numbered[MAX_PLANS]))
     gone = digest_of(numbered[1])
     for held in (plans, PlanStore(tmp_path / "plans")):
-        assert len(held.digests) == KEPT
+        assert len(held.digests) == MAX_PLANS
         assert gone not in held.digests
         assert digest_of(numbered[0]) in held.digests
-    assert len(list((tmp_path / "plans").iterdir())) == KEPT
+    assert len(list((tmp_path / "plans").iterdir())) == MAX_PLANS
 
 
 def test_a_full_disk_costs_a_plan_no_more_than_being_sent_again(tmp_path):

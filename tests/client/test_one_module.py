@@ -59,7 +59,7 @@ def request(**changed: Any) -> TrainRequest:
 
 
 def do(runtime: TaskRuntime, client: ClientInfo) -> TrainResult:
-    return runtime.do(request(), client, np.full(runtime.places.size, 0.1, np.float32), None)
+    return runtime.do(request(), client, np.full(runtime.layout.size, 0.1, np.float32), None)
 
 
 def bits(done: TrainResult) -> tuple[Any, ...]:
@@ -134,7 +134,7 @@ def test_what_a_request_changed_before_it_was_withdrawn_does_not_reach_the_next_
     runtime = spoiled_by(CHANGED["frozen tensor base.weight"])
     calls = iter(range(10))
     with pytest.raises(Cancelled):
-        runtime.do(request(measure=False), A, np.zeros(runtime.places.size, np.float32), None,
+        runtime.do(request(measure=False), A, np.zeros(runtime.layout.size, np.float32), None,
                  cancelled=lambda: next(calls) > 0)  # fmt: skip
     assert bits(do(runtime, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
@@ -194,7 +194,7 @@ def test_a_train_that_takes_a_tensor_out_of_the_model_is_refused_by_its_name() -
 
 def test_measuring_leaves_nothing_for_the_training_after_it() -> None:
     measured, alone = TaskRuntime(task_of(Net)), TaskRuntime(task_of(Net))
-    params = np.full(alone.places.size, 0.1, np.float32)
+    params = np.full(alone.layout.size, 0.1, np.float32)
     both = measured.do(request(), A, params, None)
     assert bits(both)[:3] == bits(alone.do(request(measure=False), A, params, None))[:3]
 
@@ -217,6 +217,6 @@ def test_counters_and_running_statistics_go_on_as_they_did() -> None:
     runtime = TaskRuntime(task_of(Net))
     done = do(runtime, A)
     assert done.counters == {"norm.num_batches_tracked": 2}
-    params = np.full(runtime.places.size, 0.1, np.float32)
+    params = np.full(runtime.layout.size, 0.1, np.float32)
     again = runtime.do(request(counters=done.counters), A, params, done.buffers)
     assert again.counters == {"norm.num_batches_tracked": 4}

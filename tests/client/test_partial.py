@@ -48,7 +48,7 @@ def trained(text: str, work: Work, until: float | None = None, least: int = 1, s
     done = trainer.train(
         module, examples() if data is None else data, work, Key(7), lambda steps, total: clock.sleep(step_s)
     )
-    return tensors.read(module, tensors.places_of(module)), done, clock.now()
+    return tensors.read(module, tensors.layout_of(module)), done, clock.now()
 
 
 @settings(deadline=None, max_examples=40)
@@ -100,7 +100,7 @@ def test_the_learning_rate_falls_as_over_the_whole_work():
         schedule = Schedule("linear", begin=0.0, until=0.5 * steps / 8)
         trainer = TorchTrainer(task_of(), local_of(plan_of()), "cpu", schedule, partial, clock)
         done = trainer.train(module, examples(), Work(steps, 8), Key(7), lambda steps, total: clock.sleep(1.0))
-        return done.a, tensors.read(module, tensors.places_of(module)).tobytes()
+        return done.a, tensors.read(module, tensors.layout_of(module)).tobytes()
 
     assert train(8, until=4.0) == train(4, until=None)
 

@@ -21,7 +21,7 @@ from thinwire.client.train.errors import BadTask, NotFinite
 from thinwire.client.train.layout import Key, derive, seed63
 from thinwire.client.train.protocol import ClientInfo, Local, Split, Work
 from thinwire.client.train.schedule import Normaliser, Schedule
-from thinwire.client.train.trainer import LossMeter, TorchTrainer, hold_statistics
+from thinwire.client.train.trainer import LossMeter, TorchTrainer, freeze_statistics
 from thinwire.core.errors import TaskError
 
 KEY = Key(7)
@@ -33,7 +33,7 @@ def fresh(model=linear):
 
 
 def bits(module: nn.Module) -> np.ndarray:
-    return tensors.read(module, tensors.places_of(module))
+    return tensors.read(module, tensors.layout_of(module))
 
 
 def trained(text: str = "", work: Work = Work(5, 8), model=linear, data=None, key: Key = KEY, **functions):
@@ -293,5 +293,5 @@ def test_a_constant_gradient_moves_the_model_by_lr_times_a(momentum, mu, factors
 
 def test_statistics_are_held_in_the_layers_that_have_them_and_nowhere_else() -> None:
     normed, plain, dropped = nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout()
-    hold_statistics(nn.Sequential(normed, plain, dropped).train())
+    freeze_statistics(nn.Sequential(normed, plain, dropped).train())
     assert (normed.training, plain.training, dropped.training) == (False, True, True)

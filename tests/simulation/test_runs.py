@@ -45,7 +45,7 @@ def run(folder: Path, task: Any, plan: RunPlan, clients: int = 2, **options: Any
 def test_one_round_of_one_client_is_plain_torch(tmp_path: Path) -> None:
     task, plan = task_of(), plan_of("steps = 7", run=ROUNDS)
     row, _ = run(tmp_path, task, plan, clients=1)
-    places, home = tensors.places_of(build(task)), AggregatorHome.under(tmp_path)
+    places, home = tensors.layout_of(build(task)), AggregatorHome.under(tmp_path)
     with Store.open(home.database) as store:
         made = [event for _, event in store.events(row.run_id) if isinstance(event, ModelStored)][-1]
     ours, _ = Versions(home.run(row.run_id), Layout.from_json(places.to_json())).read(made)

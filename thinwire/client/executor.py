@@ -100,7 +100,7 @@ class InProcessExecutor:
     @cached_property
     def layout(self) -> Layout:
         """Return the layout of the task's model."""
-        return Layout.from_json(self.inner.places.to_json())
+        return Layout.from_json(self.inner.layout.to_json())
 
     def report(self) -> TaskReport:
         """Return what a hello reports of the task."""

@@ -255,7 +255,7 @@ class RunStore:
                 folder.commit_smaller(after)
 
 
-KEPT = 32
+MAX_PLANS = 32
 MAX_BYTES = 2**16  # of one plan, which has few values; a larger one is used and not kept
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -263,7 +263,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 class PlanStore:
     """The resolved plans that this device keeps: in memory, and in `folder` if it is given, for the next process.
 
-    At most `KEPT` plans are kept; the least recently used is removed first.
+    At most `MAX_PLANS` plans are kept; the least recently used is removed first.
     """
 
     def __init__(self, folder: Path | None = None, write: Write = write_atomically) -> None:
@@ -317,7 +317,7 @@ class PlanStore:
         """Remember the digest, so that the plan that comes with the repeated assignment is compared with it."""
         if DIGEST.fullmatch(digest):
             self._named[assignment_id] = digest
-            while len(self._named) > KEPT:
+            while len(self._named) > MAX_PLANS:
                 del self._named[next(iter(self._named))]
 
     def _keep(self, digest: str, plan: Mapping[str, Any], data: bytes) -> None:
@@ -332,7 +332,7 @@ class PlanStore:
         if self.folder is not None:
             with contextlib.suppress(ThinwireError):
                 self._write(private_folder(self.folder) / f"{digest}.json", data)
-        while len(self._held) > KEPT:
+        while len(self._held) > MAX_PLANS:
             self._forget(next(iter(self._held)))
 
     def _files(self) -> list[Path]:
@@ -349,7 +349,7 @@ class PlanStore:
             plan = json.loads(data) if _is_small(data) else None
             if DIGEST.fullmatch(path.stem) and isinstance(plan, dict) and digest_of(plan) == path.stem:
                 self._held[path.stem] = plan
-                while len(self._held) > KEPT:
+                while len(self._held) > MAX_PLANS:
                     self._forget(next(iter(self._held)))
                 return
         with contextlib.suppress(OSError):
@@ -369,7 +369,7 @@ class PlanStore:
 
 
 def _is_small(data: bytes) -> bool:
-    """Return True if a plan's JSON, and its objects in memory, are small enough to keep `KEPT` of them."""
+    """Return True if a plan's JSON, and its objects in memory, are small enough to keep `MAX_PLANS` of them."""
     try:
         require_small(data, MAX_BYTES // BYTES_A_TOKEN)
     except ValueError:

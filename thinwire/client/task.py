@@ -69,10 +69,10 @@ def require_own_loop(plan: RunPlan, loaded: LoadedTask) -> None:
 
 def report(loaded: LoadedTask) -> TaskReport:
     """Return what a hello reports of a task. Code that raises is reported by its place, not raised."""
-    from thinwire.client.train.module import build, places_of
+    from thinwire.client.train.module import build, layout_of
 
     try:
-        layout = Layout.from_json(places_of(build(loaded)).to_json())
+        layout = Layout.from_json(layout_of(build(loaded)).to_json())
     except Exception as error:  # whatever the task's code raises: another task of this device may work
         return TaskReport(loaded.name, loaded.version, loaded.source_digest, error=place(error, loaded.file))
     return TaskReport(loaded.name, loaded.version, loaded.source_digest, layout.digest, tuple(codecs))
@@ -103,7 +103,7 @@ def initial_model(task: LoadedTask, run_seed: int, personal_layers: Sequence[str
     from thinwire.client.train.module import first_model
 
     first = first_model(task, run_seed)
-    layout = Layout.from_json(first.places.to_json())
+    layout = Layout.from_json(first.layout.to_json())
     patterns = tuple(personal_layers)
     shared = shared_model(layout, patterns, first.params, first.buffers, first.counters)
     return Initial(*shared, first.fixed, first.left_out)

@@ -119,7 +119,7 @@ def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
     initial = initial_model(task, plan.run.seed)
     try:
         runtime = TaskRuntime(task)
-        require_alike(runtime.places, tensors.places_of(build(task)))
+        require_alike(runtime.layout, tensors.layout_of(build(task)))
         with task_code():
             return _rehearse(runtime, client, plan, initial)
     except (ThinwireError, TrainError) as error:
@@ -143,8 +143,8 @@ def _rehearse(runtime: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: 
     batch = next(iter(data.shuffled(split.train, size, derive(KEY, "data"))))  # the first that is trained on below
     before = _finite(_loss(task, module, batch), "on an untrained model", "look at loss(model, batch) and at the data")
     trained, context = _trained(runtime, client, plan, 1, KEY)
-    raw_update = (tensors.read(module, runtime.places) - base) / (trained.a or 1.0)
-    globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, runtime.places)
+    raw_update = (tensors.read(module, runtime.layout) - base) / (trained.a or 1.0)
+    globs, buffers = tuple(plan.local.personal_layers), tensors.read_buffers(module, runtime.layout)
     shared, raw_update, buffers, _ = shared_model(layout, globs, raw_update, buffers, {})
     after = _finite(_loss(task, module, batch), "after one step", "a smaller [local] lr")
     spec, travels = rungs(plan.uplink)[0], travels_of(plan, shared)

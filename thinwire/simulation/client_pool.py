@@ -323,7 +323,7 @@ class HandlerCache:
             self.evict(other)
         self._data.use(index, HANDLER_BYTES + self.executor.inner.split_bytes(handler.client))
         for other in self._data.excess(MAX_DATA_BYTES):
-            self.executor.inner.forget(self.population.client_info(other))
+            self.executor.inner.evict(self.population.client_info(other))
         return TimedReply(reply, bundle, duration_s, tuple(advertisements))
 
     def _reply(

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from thinwire.client.train.data import as_split, count, examples_in
-from thinwire.client.train.errors import BadTask, given
+from thinwire.client.train.errors import BadTask, describe
 from thinwire.client.train.protocol import Split
 
 from .adapted import AdaptedTask, RoundWork, imported
@@ -109,7 +109,9 @@ def _require_module(module: Any) -> Any:
     """Return the module; raise `BadTask` if it is no LightningModule, or optimizes by itself."""
     if _package(module) is None:
         raise BadTask(
-            f"model() gave {given(module)}", why="it must give a LightningModule", hint="return Net(), an object of it"
+            f"model() gave {describe(module)}",
+            why="it must give a LightningModule",
+            hint="return Net(), an object of it",
         )
     if not module.automatic_optimization:
         raise BadTask(

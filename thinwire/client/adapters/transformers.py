@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from thinwire.client.train.data import as_split, count, examples_in
-from thinwire.client.train.errors import BadTask, given
+from thinwire.client.train.errors import BadTask, describe
 from thinwire.client.train.evaluate import accuracy
 from thinwire.client.train.protocol import Split
 
@@ -117,7 +117,7 @@ def _loss_of(output: Any) -> torch.Tensor:
     found = output.get("loss") if isinstance(output, Mapping) else None
     if not isinstance(found, torch.Tensor):
         raise BadTask(
-            f"the model gave {given(output)} without a loss",
+            f"the model gave {describe(output)} without a loss",
             why="a model of transformers computes it if the batch has labels",
             hint='data(client) gives examples such as {"input_ids": ids, "labels": label}',
         )

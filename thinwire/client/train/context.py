@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .errors import BadTask, given
+from .errors import BadTask, describe
 from .evaluate import MAX_METRIC_LETTERS, ROUNDING, as_number, never
 from .protocol import Local
 from .schedule import CONSTANT, REAL, Clock, Schedule, TimeBudget
@@ -154,7 +154,7 @@ class Context:
             )
         mean, weight = (as_number(each.detach() if hasattr(each, "detach") else each) for each in (value, count))
         if mean is None or weight is None:
-            _refuse(f"a value that is {given(value)} and a count that is {given(count)}", "both are numbers")
+            _refuse(f"a value that is {describe(value)} and a count that is {describe(count)}", "both are numbers")
         if not weight >= 0:
             _refuse("a negative count or NaN as count", "it is the number of examples behind the value")
         if not _is_name(name):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from .errors import BadTask, given, is_array
+from .errors import BadTask, describe, is_array
 from .layout import Key, derive, seed63
 from .module import seed_all
 from .protocol import Split
@@ -29,7 +29,7 @@ def as_split(data: Any) -> Split:
         if not _is_data(part):
             where = f" as {name}" if isinstance(data, Split) else ""
             raise BadTask(
-                f"data(client) gave {given(part)}{where}",
+                f"data(client) gave {describe(part)}{where}",
                 why="it must give a Dataset, a DataLoader, or Split(train, test) of them",
                 hint=_instead(part),
             )

@@ -177,10 +177,10 @@ class Exited(Exception):
         self.by = by
 
 
-def given(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a task function's return value by types and shapes alone, so that no data appear in the text.
 
-    >>> given(0.5), given(None), given(int), given((1, "b"))
+    >>> describe(0.5), describe(None), describe(int), describe((1, "b"))
     ('a float', 'None', 'the class int', 'a tuple of 2 (int, str)')
     """
     if value is None:

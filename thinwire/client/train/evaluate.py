@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from .data import examples_in, in_order, moved
-from .errors import BadTask, Cancelled, given
+from .errors import BadTask, Cancelled, describe
 from .layout import Key
 from .module import as_loss, seeded
 
@@ -93,7 +93,7 @@ def whole_set(module: nn.Module, task: LoadedTask, data: Any, sums: Sums) -> tup
     with _outputs(module):
         said = own(module, data)
     if not isinstance(said, Mapping):
-        raise _no_sums(given(said), WHOLE_SET)
+        raise _no_sums(describe(said), WHOLE_SET)
     histograms = {str(name): value.to_json() for name, value in said.items() if isinstance(value, Histogram)}
     if len(histograms) > MAX_HISTOGRAMS:
         raise _no_sums(f"{len(histograms)} histograms: more than {MAX_HISTOGRAMS}", WHOLE_SET)
@@ -152,13 +152,13 @@ def accuracy(output: Any, batch: Any) -> Sums:
 def _checked(metrics: Any, by: str = BY_BATCH) -> Sums:
     """Return the result of the function `by`; raise `BadTask` if it is not a sum and a count by name."""
     if not isinstance(metrics, Mapping):
-        raise _no_sums(given(metrics), by)
+        raise _no_sums(describe(metrics), by)
     found = {}
     for name, value in metrics.items():
         pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, None)
         total, count = map(as_number, pair)
         if total is None or count is None:
-            raise _no_sums(f"{given(value)} as {str(name)[:MAX_METRIC_LETTERS]!r}", by)
+            raise _no_sums(f"{describe(value)} as {str(name)[:MAX_METRIC_LETTERS]!r}", by)
         if count < 0:
             raise _no_sums(f"a negative count as {str(name)[:MAX_METRIC_LETTERS]!r}", by)
         found[str(name)] = (total, count)
@@ -285,7 +285,7 @@ def _flat(values: Any) -> Any:
     try:
         return np.asarray(values).reshape(-1)
     except (TypeError, ValueError):
-        raise _bad(given(values), "scores and labels are numbers", "torch.cat(scores)") from None
+        raise _bad(describe(values), "scores and labels are numbers", "torch.cat(scores)") from None
 
 
 def _bad(what: str, why: str, hint: str) -> BadTask:

@@ -37,8 +37,8 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Places:
-    """The layout of a model: all tensors in the module's order.
+class Layout:
+    """The layout of a model: all tensors in the module's order. `core/layout.py` has a larger class of this name.
 
     Tied tensors stand once, their other names in `aliases`. `frozen_digest` covers the values of frozen tensors and
     fixed buffers, which every client makes for itself. `frozen_values` is a checksum of each of them, in this order.
@@ -75,13 +75,13 @@ class Places:
         """Return the frozen tensors and fixed buffers, which training must not change."""
         return tuple(t for t in self.tensors if t.role == "frozen") + self.fixed
 
-    def split(self, personal: Collection[str]) -> tuple[Places, Places]:
+    def split(self, personal: Collection[str]) -> tuple[Layout, Layout]:
         """Return the layouts of the shared tensors and of the personal ones, which these names list."""
         if not personal:
-            return self, Places(())
+            return self, Layout(())
         shared = tuple(t for t in self.tensors if t.name not in personal)
         aliases = tuple((other, name) for other, name in self.aliases if name not in personal)
-        return replace(self, tensors=shared, aliases=aliases), Places(
+        return replace(self, tensors=shared, aliases=aliases), Layout(
             tuple(t for t in self.tensors if t.name in personal)
         )
 
@@ -109,7 +109,7 @@ class Places:
         return told
 
 
-def placed(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
+def slices(tensors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, slice]]:
     """Yield each tensor with its slice of the flat vector, one after the other."""
     at = 0
     for t in tensors:

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from .errors import BadTask, TrainError, given, place, task_code
-from .layout import Key, Places, Tensor, derive, placed, seed63
+from .errors import BadTask, TrainError, describe, place, task_code
+from .layout import Key, Layout, Tensor, derive, seed63, slices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class InitialModel(NamedTuple):
     `left_out` describes the state that is not sent.
     """
 
-    places: Places
+    layout: Layout
     params: Vector
     buffers: Vector
     counters: dict[str, int]
@@ -59,7 +59,7 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
         module = task.module.model()
     if not isinstance(module, nn.Module):
         raise BadTask(
-            f"model() of the task {task.name} gave {given(module)}",
+            f"model() of the task {task.name} gave {describe(module)}",
             why="it must give a torch.nn.Module, freshly made",
             hint=_instead(module),
         )
@@ -73,15 +73,15 @@ def first_model(task: LoadedTask, run_seed: int, personal: tuple[str, ...] = ())
     """
     try:
         everywhere = build(task)
-        places = places_of(everywhere).split(personal)[0]
+        layout = layout_of(everywhere).split(personal)[0]
         module = build(task, derive(Key(run_seed), "init"))
     except TrainError:
         raise
     except Exception as error:  # whatever model() raises is the task's error
         raise BadTask(f"model() of the task {task.name} raised {place(error, task.file)}", why=str(error)) from error
     return InitialModel(
-        places, read(module, places), read_buffers(module, places),
-        read_counters(module, places), read_fixed(everywhere, places, module),
+        layout, read(module, layout), read_buffers(module, layout),
+        read_counters(module, layout), read_fixed(everywhere, layout, module),
         left_out(module),
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ MAX_NAMED = 3  # modules named in one message
 STORED = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "complex64")
 
 
-def places_of(module: nn.Module) -> Places:
+def layout_of(module: nn.Module) -> Layout:
     """Return the layout of a module: its tensors with names, shapes and roles.
 
     Trained tensors are those with `requires_grad`; buffers are those that a state dict keeps. Raise `BadTask` for a
@@ -167,14 +167,14 @@ def places_of(module: nn.Module) -> Places:
         values.append(tensor)
     if not any(t.role == "trained" and t.size for t in tensors):
         raise BadTask("model() has nothing to train", why="no parameter has requires_grad", hint="unfreeze some")
-    places, whole = Places(tuple(tensors), tuple(aliases)), hashlib.sha256()
-    untrained, checksums = {t.name for t in places.untrained}, []
+    layout, whole = Layout(tuple(tensors), tuple(aliases)), hashlib.sha256()
+    untrained, checksums = {t.name for t in layout.untrained}, []
     for t, tensor in zip(tensors, values):
         if t.name in untrained:
             data = _bytes(tensor).data
             whole.update(data)
             checksums.append(f"{zlib.crc32(data):08x}")
-    return replace(places, frozen_digest=whole.hexdigest(), frozen_values=tuple(checksums)) if untrained else places
+    return replace(layout, frozen_digest=whole.hexdigest(), frozen_values=tuple(checksums)) if untrained else layout
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
@@ -243,42 +243,42 @@ def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return found
 
 
-def read(module: nn.Module, places: Places) -> Vector:
+def read(module: nn.Module, layout: Layout) -> Vector:
     """Return the trained parameters as one vector, in the order of the layout."""
-    out: Vector = np.empty(places.size, np.float32)
-    for t, span in placed(places.trained):
-        out[span] = _flat(_there(module, t))
+    out: Vector = np.empty(layout.size, np.float32)
+    for t, span in slices(layout.trained):
+        out[span] = _flat(_tensor(module, t))
     return out
 
 
-def write(module: nn.Module, places: Places, vector: Vector) -> None:
+def write(module: nn.Module, layout: Layout, vector: Vector) -> None:
     """Set the trained parameters and clear their gradients."""
     with torch.no_grad():
-        for t, span in placed(places.trained):
-            parameter = _there(module, t)
+        for t, span in slices(layout.trained):
+            parameter = _tensor(module, t)
             parameter.copy_(torch.from_numpy(vector[span]).view(t.shape))
             parameter.grad = None
 
 
-def read_buffers(module: nn.Module, places: Places) -> Vector:
+def read_buffers(module: nn.Module, layout: Layout) -> Vector:
     """Return the float buffers (running means and the like) as one vector."""
-    parts = [_flat(_there(module, t)) for t in places.buffers]
+    parts = [_flat(_tensor(module, t)) for t in layout.buffers]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
-def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
+def write_buffers(module: nn.Module, layout: Layout, vector: Vector) -> None:
     """Set the float buffers."""
     with torch.no_grad():
-        for t, span in placed(places.buffers):
-            _there(module, t).copy_(torch.from_numpy(vector[span]).view(t.shape))
+        for t, span in slices(layout.buffers):
+            _tensor(module, t).copy_(torch.from_numpy(vector[span]).view(t.shape))
 
 
-def read_kept(module: nn.Module, own: Places) -> Vector:
+def read_kept(module: nn.Module, own: Layout) -> Vector:
     """Return the floats of personal tensors as one vector: parameters, then float buffers."""
     return np.concatenate([read(module, own), read_buffers(module, own)])
 
 
-def write_kept(module: nn.Module, own: Places, vector: Vector) -> None:
+def write_kept(module: nn.Module, own: Layout, vector: Vector) -> None:
     """Set the floats of personal tensors."""
     write(module, own, vector[: own.size])
     write_buffers(module, own, vector[own.size :])
@@ -289,19 +289,19 @@ def zeros(size: int) -> Vector:
     return np.zeros(size, np.float32)
 
 
-def read_counters(module: nn.Module, places: Places) -> dict[str, int]:
+def read_counters(module: nn.Module, layout: Layout) -> dict[str, int]:
     """Return the integer buffers of one element by name."""
-    return {t.name: int(_there(module, t).item()) for t in places.counters}
+    return {t.name: int(_tensor(module, t).item()) for t in layout.counters}
 
 
-def read_fixed(module: nn.Module, places: Places, otherwise_seeded: nn.Module) -> dict[str, NDArray[Any]]:
+def read_fixed(module: nn.Module, layout: Layout, otherwise_seeded: nn.Module) -> dict[str, NDArray[Any]]:
     """Return by name the fixed buffers, and the frozen tensors that differ in a module built with another seed."""
-    drawn = [t for t in places.tensors if t.role == "frozen" and not _equal(module, otherwise_seeded, t)]
-    return {t.name: _array(_there(module, t)) for t in (*places.fixed, *drawn)}
+    drawn = [t for t in layout.tensors if t.role == "frozen" and not _equal(module, otherwise_seeded, t)]
+    return {t.name: _array(_tensor(module, t)) for t in (*layout.fixed, *drawn)}
 
 
 def _equal(one: nn.Module, other: nn.Module, t: Tensor) -> bool:
-    return bool((_bytes(_there(one, t)) == _bytes(_there(other, t))).all())
+    return bool((_bytes(_tensor(one, t)) == _bytes(_tensor(other, t))).all())
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
@@ -311,15 +311,15 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return found
 
 
-def write_counters(module: nn.Module, places: Places, values: Mapping[str, int]) -> None:
+def write_counters(module: nn.Module, layout: Layout, values: Mapping[str, int]) -> None:
     """Set those integer buffers that `values` names."""
     with torch.no_grad():
-        for t in places.counters:
+        for t in layout.counters:
             if t.name in values:
-                _there(module, t).fill_(values[t.name])
+                _tensor(module, t).fill_(values[t.name])
 
 
-def _there(module: nn.Module, t: Tensor) -> torch.Tensor:
+def _tensor(module: nn.Module, t: Tensor) -> torch.Tensor:
     """Return a tensor of the model; raise `BadTask` if task code removed it or changed its shape."""
     found = member(module, t.name)
     if found is None or tuple(found.shape) != t.shape:
@@ -339,7 +339,7 @@ def as_loss(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
         return value.reshape(())
     raise BadTask(
-        f"loss(model, batch) gave {given(value)}",
+        f"loss(model, batch) gave {describe(value)}",
         why="it must give one number as a tensor of floats, which torch can differentiate",
         hint=_one_number(value),
     )

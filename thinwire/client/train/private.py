@@ -29,11 +29,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from . import data as batches
 from .context import nothing
-from .errors import BadTask, Cancelled, given
+from .errors import BadTask, Cancelled, describe
 from .evaluate import never
 from .layout import Key
 from .module import as_loss, seed_all, seeded
-from .trainer import Proximal, TorchTrainer, Trained, hold_statistics, scale_rates
+from .trainer import Proximal, TorchTrainer, Trained, freeze_statistics, scale_rates
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +86,7 @@ def train_privately(
     """
     module.train()
     if trainer.local.buffers == "frozen":
-        hold_statistics(module)
+        freeze_statistics(module)
     params = [p for p in module.parameters() if p.requires_grad]
     _require_records(trainer, module, data, sum(p.numel() for p in params), work)
     if secrets is None:
@@ -123,7 +123,7 @@ def _require_records(trainer: TorchTrainer, module: nn.Module, data: Any, size: 
         what, why = "a task that has its own train()", OWN
     elif isinstance(data, (DataLoader, IterableDataset)):
         what, why = (
-            f"data(client) that gave {given(data)}",
+            f"data(client) that gave {describe(data)}",
             "each record is drawn by a coin of its own, so it has an index",
         )
     elif any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training for layer in module.modules()):

@@ -1,5 +1,4 @@
-"""The runtime of a task: its module, device and data, and the execution of one request. Clients that take turns share
-it.
+"""The runtime of a task: its module, device and data, and the execution of requests. Simulated clients share one.
 
 Several simulated clients share one module, and a device builds its module again whenever its worker restarts. So a
 result must not depend on the changes that task code made during earlier requests: `AsBuilt` restores the module to the
@@ -24,7 +23,7 @@ from . import module as tensors
 from .context import Context
 from .errors import BadTask, BadUsage, task_code
 from .evaluate import evaluate, never, numbers, whole_set
-from .layout import FLOATS, Places, placed
+from .layout import FLOATS, Layout, slices
 from .module import build, first_model
 from .private import Secrets, train_privately
 from .protocol import ClientInfo, Split, TrainRequest, TrainResult
@@ -64,15 +63,15 @@ class AsBuilt:
     keeps, generators, and lists, dicts and sets in attributes. It does not look into objects of other classes.
     """
 
-    def __init__(self, module: nn.Module, places: Places) -> None:
-        self.module, self.places = module, places
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self.module, self.layout = module, layout
         self._containers = _copies(module)
         self._registered = [
             Registered(t, t.shape, t.dtype, t.device, t.requires_grad, dict(t._backward_hooks or {}))
             for kind in ("_parameters", "_buffers")
             for _, t in tensors.members(module, kind)
         ]
-        known = {id(tensors.member(module, t.name)) for t in places.tensors}
+        known = {id(tensors.member(module, t.name)) for t in layout.tensors}
         held = {id(value): value for container, _ in self._containers for value in _values(container)}.values()
         self._own = [
             (t, t.detach().clone())
@@ -80,7 +79,7 @@ class AsBuilt:
             if isinstance(t, torch.Tensor) and id(t) not in known and t.is_leaf and t.layout == torch.strided
         ]
         self._generators = [(g, g.get_state()) for g in held if isinstance(g, torch.Generator)]
-        self._digests = {t.name: _digest(tensors.member(module, t.name)) for t in places.untrained}
+        self._digests = {t.name: _digest(tensors.member(module, t.name)) for t in layout.untrained}
 
     def restore(self) -> nn.Module:
         """Restore the module and return it; the caller then sets the values of the tensors that are sent."""
@@ -116,7 +115,7 @@ class AsBuilt:
         """Describe the frozen tensors and fixed buffers that have changed; return "" if none has."""
         found = [
             f"frozen tensor {t.name}" if t.role == "frozen" else f"{_kind(t.dtype)} buffer {t.name}"
-            for t in self.places.untrained
+            for t in self.layout.untrained
             if _digest(tensors.member(self.module, t.name)) != self._digests[t.name]
         ]
         more = [f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else []
@@ -157,7 +156,7 @@ def _kind(dtype: str) -> str:
     return dtype if dtype == "bool" else "complex" if dtype.startswith("complex") else "integer"
 
 
-def silent(what: str, done: int, total: int) -> None:
+def ignore_progress(what: str, done: int, total: int) -> None:
     """Ignore progress."""
 
 
@@ -177,22 +176,22 @@ class TaskRuntime:
     _splits: dict[ClientInfo, Split] = field(default_factory=dict)
     _built: AsBuilt | None = field(init=False, default=None)
     _first_kept: tuple[tuple[str, ...], Vector] | None = field(init=False, default=None)
-    _in_use: bool = field(init=False, default=False)  # task code has had the module since the last check
+    _in_use: bool = field(init=False, default=False)  # True if task code may have changed the module
 
     @cached_property
-    def places(self) -> Places:
+    def layout(self) -> Layout:
         """Return the layout of the module."""
-        return self.built.places
+        return self.built.layout
 
     @property
     def built(self) -> AsBuilt:
         """Return the built module; raise `BadTask` if a second build gives another layout."""
         if self._built is None:
             module = build(self.task).to(self.device)
-            places = tensors.places_of(module)
-            if "places" in vars(self):
-                require_alike(places, self.places)
-            self._built = AsBuilt(module, places)
+            layout = tensors.layout_of(module)
+            if "layout" in vars(self):
+                require_alike(layout, self.layout)
+            self._built = AsBuilt(module, layout)
         return self._built
 
     @property
@@ -211,15 +210,15 @@ class TaskRuntime:
         split = self._splits.get(client)
         return 0 if split is None else data.held_bytes(split.train) + data.held_bytes(split.test)
 
-    def forget(self, client: ClientInfo) -> None:
-        """Forget a client's data, which are read again when they are needed."""
+    def evict(self, client: ClientInfo) -> None:
+        """Remove a client's data from memory; the task reads them again when they are needed."""
         self._splits.pop(client, None)
 
     @cached_property
-    def fresh(self) -> tuple[Vector, dict[str, int]]:
+    def initial_values(self) -> tuple[Vector, dict[str, int]]:
         """Return the buffers and counters with which the module was built."""
         module = self.built.module
-        return tensors.read_buffers(module, self.places).copy(), tensors.read_counters(module, self.places)
+        return tensors.read_buffers(module, self.layout).copy(), tensors.read_counters(module, self.layout)
 
     def set_up(
         self,
@@ -236,9 +235,9 @@ class TaskRuntime:
         if self._in_use and self.built.changed():  # the previous request failed or was cancelled
             self._built = None
         self._in_use = True
-        return self._filled(params, buffers, counters, personal, kept)
+        return self._write_model(params, buffers, counters, personal, kept)
 
-    def _filled(
+    def _write_model(
         self,
         params: Vector,
         buffers: Vector | None,
@@ -246,32 +245,32 @@ class TaskRuntime:
         personal: tuple[str, ...] = (),
         kept: Vector | None = None,
     ) -> nn.Module:
-        fresh_buffers, fresh_counters = self.fresh
-        module, (shared, own) = self.built.restore(), self.places.split(personal)
-        if self.places.buffers:
-            tensors.write_buffers(module, self.places, fresh_buffers)
+        fresh_buffers, fresh_counters = self.initial_values
+        module, (shared, own) = self.built.restore(), self.layout.split(personal)
+        if self.layout.buffers:
+            tensors.write_buffers(module, self.layout, fresh_buffers)
         tensors.write(module, shared, params)
         if shared.buffers and buffers is not None:
             tensors.write_buffers(module, shared, buffers)
         if kept is not None:
             tensors.write_kept(module, own, kept)
-        if self.places.counters:
-            tensors.write_counters(module, self.places, {**fresh_counters, **counters})
+        if self.layout.counters:
+            tensors.write_counters(module, self.layout, {**fresh_counters, **counters})
         return module
 
-    def _made_here(self, personal: tuple[str, ...]) -> Vector:
+    def _initial_personal(self, personal: tuple[str, ...]) -> Vector:
         """Return the floats of personal tensors as `model()` makes them: the same on every client."""
         if self._first_kept is None or self._first_kept[0] != personal:
-            _, own = self.places.split(personal)
+            _, own = self.layout.split(personal)
             self._first_kept = personal, tensors.read_kept(build(self.task), own)
         return self._first_kept[1]
 
     def _with_zeros(self, shift: Vector, personal: tuple[str, ...]) -> Vector:
         """Return a shift of the shared parameters as one of all parameters, which is 0 at the personal ones."""
-        made = tensors.zeros(self.places.size)
-        shared = (t for t in self.places.split(personal)[0].trained)
-        taken = {t.name: span for t, span in placed(tuple(shared))}
-        for t, span in placed(self.places.trained):
+        made = tensors.zeros(self.layout.size)
+        shared = (t for t in self.layout.split(personal)[0].trained)
+        taken = {t.name: span for t, span in slices(tuple(shared))}
+        for t, span in slices(self.layout.trained):
             if t.name in taken:
                 made[span] = shift[taken[t.name]]
         return made
@@ -298,7 +297,7 @@ class TaskRuntime:
         client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
-        on_progress: OnProgress = silent,
+        on_progress: OnProgress = ignore_progress,
         cancelled: Callable[[], bool] = never,
         clock: Clock = REAL,
     ) -> TrainResult:
@@ -307,13 +306,13 @@ class TaskRuntime:
         Evaluation precedes training, so its metrics are those of the given model. Raise `Cancelled` and `NotFinite`;
         errors of the task's code pass through.
         """
-        shared, own = self.places.split(request.personal)
+        shared, own = self.layout.split(request.personal)
         if request.first:
             first = first_model(self.task, request.key.a, request.personal)
             return TrainResult(params=first.params, buffers=first.buffers, counters=first.counters)
         if request.shift is not None and request.personal:
             request = replace(request, shift=self._with_zeros(request.shift, request.personal))
-        kept = self._made_here(request.personal) if request.kept is None and request.personal else request.kept
+        kept = self._initial_personal(request.personal) if request.kept is None and request.personal else request.kept
         received = clock.now()
         until = None if request.within_s is None else received + request.within_s
         partial = None if until is None else TimeBudget(until, request.local.min_steps, clock)
@@ -331,7 +330,7 @@ class TaskRuntime:
             whole, done.histograms = whole_set(module, self.task, split.test, done.sums)
             done.sums.update(numbers(whole))
             if request.train:
-                module = self._filled(params, buffers, request.counters, request.personal, kept)
+                module = self._write_model(params, buffers, request.counters, request.personal, kept)
         done.measure_s = clock.now() - begun
         if trainer is not None:
             begun = clock.now()
@@ -356,13 +355,13 @@ class TaskRuntime:
             done.params = tensors.read(module, shared)
             done.buffers = tensors.read_buffers(module, shared)
             done.kept = tensors.read_kept(module, own) if request.personal else None
-            done.counters = tensors.read_counters(module, self.places)
+            done.counters = tensors.read_counters(module, self.layout)
             done.train_s = clock.now() - begun
         self.require_unchanged("evaluation" if not request.train else self._trains)
         return done
 
 
-def require_alike(one: Places, other: Places) -> None:
+def require_alike(one: Layout, other: Layout) -> None:
     """Raise `BadTask` if two calls of model() gave different tensors, or other values of tensors that are not sent."""
     if one != other:
         raise BadTask(

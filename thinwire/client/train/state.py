@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import BadTask, given
+from .errors import BadTask, describe
 
 Arrays = Mapping[str, "NDArray[Any]"]
 
@@ -36,7 +36,7 @@ def copied(state: Any, max_bytes: int) -> dict[str, NDArray[Any]]:
     Raises `BadTask` for anything else than names and numeric arrays, and for more than `max_bytes`.
     """
     if not isinstance(state, Mapping):
-        raise _refused(given(state), "it is a dict of named arrays", 'context.state["mean"] = array')
+        raise _refused(describe(state), "it is a dict of named arrays", 'context.state["mean"] = array')
     if len(state) > MAX_ARRAYS or not all(map(_is_name, state)):
         why = f"it has at most {MAX_ARRAYS} arrays, with names of 1 to {MAX_LETTERS} printable letters"
         raise _refused("too many arrays, or a name that is not valid", why, "fewer arrays, with short names")
@@ -55,7 +55,7 @@ def _as_array(value: Any) -> NDArray[Any]:
         array = np.asarray(value)
         if array.dtype.newbyteorder("<").str in DTYPES:
             return array
-    raise _refused(given(value), "it holds numpy arrays of numbers: nothing is pickled", "tensor.cpu().numpy()")
+    raise _refused(describe(value), "it holds numpy arrays of numbers: nothing is pickled", "tensor.cpu().numpy()")
 
 
 def _refused(what: str, why: str, hint: str) -> BadTask:

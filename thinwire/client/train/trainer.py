@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from . import data as batches
 from .context import Context, TrainingControl, nothing
-from .errors import BadTask, Cancelled, NotFinite, given
+from .errors import BadTask, Cancelled, NotFinite, describe
 from .evaluate import never
 from .layout import Key, derive
 from .module import as_loss, seed_all, seeded
@@ -97,17 +97,17 @@ class TorchTrainer:
         """
         module.train()
         if self.local.buffers == "frozen":
-            hold_statistics(module)
+            freeze_statistics(module)
         with seeded(key):
             if (whole := self.task.optional("train")) is not None:
                 context = Context(self.local) if context is None else context
                 context.control = TrainingControl(
                     self.schedule, self.partial, self.clock, cancelled, progress, work.steps
                 )
-                return self._theirs(whole(module, data, context), context)
+                return self._own_loop_counts(whole(module, data, context), context)
             return self._steps(module, data, work, key, progress, cancelled)
 
-    def _theirs(self, examples: Any, context: Context) -> Trained:
+    def _own_loop_counts(self, examples: Any, context: Context) -> Trained:
         """Return the counts of a task's own train(): its scaling with steps is unknown, so `a` is 1."""
         if context.is_cancelled:
             raise Cancelled
@@ -117,7 +117,7 @@ class TorchTrainer:
             seen = 0
         if not 0 < seen <= MAX_EXAMPLES:
             count = isinstance(examples, int) and not isinstance(examples, bool) and seen <= MAX_EXAMPLES
-            said = str(examples) if count else "more than 2^53" if seen > MAX_EXAMPLES else given(examples)
+            said = str(examples) if count else "more than 2^53" if seen > MAX_EXAMPLES else describe(examples)
             raise BadTask(
                 f"train(model, data, context) gave {said}",
                 why="it must give the number of examples that were seen, one at least: it weighs the update",
@@ -140,7 +140,7 @@ class TorchTrainer:
         drawn, total = self._batches(data, work, derive(key, "data"))
         losses, steps, factor = LossMeter(self.device), 0, 1.0
         begun = self.clock.now()
-        for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
+        for group in _step_batches(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
             if cancelled():
                 raise Cancelled
             for parameter in params:
@@ -224,20 +224,20 @@ class TorchTrainer:
         made = own(params, local)
         if not isinstance(made, torch.optim.Optimizer):
             raise BadTask(
-                f"optimizer(params, local) gave {given(made)}",
+                f"optimizer(params, local) gave {describe(made)}",
                 why="it must give a torch.optim.Optimizer",
                 hint="return torch.optim.SGD(params, lr=local.lr); [local] schedule moves its lr",
             )
         ours = {id(p) for p in params}
         if not any(id(p) in ours for group in made.param_groups for p in group["params"]):
             raise BadTask(
-                f"optimizer(params, local) gave {given(made)} that holds none of the model's parameters",
+                f"optimizer(params, local) gave {describe(made)} that holds none of the model's parameters",
                 why="it would train something else",
                 hint="return torch.optim.SGD(params, lr=local.lr)",
             )
         if inspect.signature(made.step).parameters["closure"].default is inspect.Parameter.empty:
             raise BadTask(
-                f"optimizer(params, local) gave {given(made)}, whose step() needs a closure",
+                f"optimizer(params, local) gave {describe(made)}, whose step() needs a closure",
                 why="it computes the loss itself, several times a step",
                 hint="another optimizer, or such a loop in train(model, data, context)",
             )
@@ -250,7 +250,7 @@ def scale_rates(optimizer: torch.optim.Optimizer | Descent, rates: Sequence[floa
         group["lr"] = rate * factor
 
 
-def hold_statistics(module: nn.Module) -> None:
+def freeze_statistics(module: nn.Module) -> None:
     """Switch layers with running statistics to evaluation, so that training uses the statistics of the given model."""
     for layer in module.modules():
         if getattr(layer, "running_mean", None) is not None:
@@ -267,7 +267,7 @@ def _differentiable(loss: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def _groups(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> Iterator[list[Any]]:
+def _step_batches(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> Iterator[list[Any]]:
     """Yield the batches of one step each; random generators are seeded again before each group is drawn."""
     for step in itertools.count():
         before(step)
@@ -277,7 +277,7 @@ def _groups(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> I
         yield group
 
 
-KEPT = 256  # losses kept until they are added
+MAX_WAITING = 256  # losses kept until they are added
 
 
 class LossMeter:
@@ -293,7 +293,7 @@ class LossMeter:
     def add(self, loss: torch.Tensor, examples: int) -> None:
         """Add the mean loss of a batch of `examples`."""
         self._waiting.append((loss.detach(), examples))
-        if len(self._waiting) >= KEPT:
+        if len(self._waiting) >= MAX_WAITING:
             self._add_up()
 
     def total(self) -> tuple[float, int]:

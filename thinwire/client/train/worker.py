@@ -119,9 +119,9 @@ class WorkerLoop:
             TrainRequest.from_json(header["order"]),
             replace(_client_info(header["client"]), device=self.device),
         )
-        places, began = runtime.places, time.monotonic()
+        layout, began = runtime.layout, time.monotonic()
         given = ["params", *(name for name in ("buffers", "shift", "kept") if header[name])]
-        shared, own = places.split(request.personal)
+        shared, own = layout.split(request.personal)
         size_of = {"buffers": shared.buffer_size, "kept": own.size + own.buffer_size}
         sizes = [size_of.get(name, shared.size) for name in given]
         vectors = dict(zip(given, self.wire.vectors(header, sizes)))
@@ -165,7 +165,7 @@ def _described(runtime: TaskRuntime, task: LoadedTask) -> dict[str, Any]:
         "layout": None, "error": "", "left_out": "",
     }  # fmt: skip
     try:
-        told["layout"] = runtime.places.to_json()
+        told["layout"] = runtime.layout.to_json()
         told["left_out"] = runtime.left_out
     except Exception as error:  # model() may raise anything; another task of this device may work
         told["error"] = place(error, task.file)

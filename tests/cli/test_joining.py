@@ -247,11 +247,11 @@ def test_a_device_that_joins_again_under_another_name_goes_on_with_its_privacy_l
     assert "the privacy ledger of a client that left this state directory goes on here" in said.err
     second = api.roster.devices["ward-1"].fingerprint
     found = spend(client_home(home, "ward-1"), 2, second)
-    assert (len(found.bookings), found.reported()[2]) == (2, (first,))
+    assert (len(found.bookings), found.report()[2]) == (2, (first,))
     assert thinwire("client", "leave", "--name", "ward-1", "--home", home).code == 0
     assert join(thinwire, api, home, "ward-2").code == 0, "the older of the two ledgers is a part of the newer one"
     third = DeviceLedger(client_home(home, "ward-2"), api.roster.devices["ward-2"].fingerprint)
-    assert (len(third.bookings), third.reported()[2]) == (2, (second, first))
+    assert (len(third.bookings), third.report()[2]) == (2, (second, first))
 
 
 def test_a_start_takes_over_the_ledger_that_an_earlier_key_left_and_reports_that_key(
@@ -269,7 +269,7 @@ def test_a_start_takes_over_the_ledger_that_an_earlier_key_left_and_reports_that
         said = plain.roster.hellos[-1]
         assert (said.booked, said.booked_keys) == ({population_key("ward"): 1}, ("ab" * 32,))
     found = DeviceLedger(client_home(home, "ward-1"), row_key := plain.roster.devices["ward-1"].fingerprint)
-    assert (len(found.bookings), found.reported()[2], row_key == "ab" * 32) == (1, ("ab" * 32,), False)
+    assert (len(found.bookings), found.report()[2], row_key == "ab" * 32) == (1, ("ab" * 32,), False)
 
 
 def test_a_client_of_its_own_data_does_not_get_the_ledger_of_one_that_still_trains(thinwire, home, api):

@@ -87,14 +87,14 @@ def test_a_name_given_before_a_folder_moves_keeps_what_was_spent_without_a_round
     """As docs/how/private-clients.md advises: the start of the client notes the name."""
     DeviceLedger(tmp_path).book(booking(1, DataSet("", "/old")))
     for called in (DataSet("ward", "/old"), DataSet("ward", "/new"), DataSet("kids", "/new")):
-        DeviceLedger(tmp_path).know(called)
+        DeviceLedger(tmp_path).note_dataset(called)
         lines = (tmp_path / FILE).read_bytes()
-        DeviceLedger(tmp_path).know(called)
+        DeviceLedger(tmp_path).note_dataset(called)
         assert (tmp_path / FILE).read_bytes() == lines, "it is noted once"
     ledger = DeviceLedger(tmp_path)
     assert (ledger.damage, len(ledger.bookings)) == ("", 1)
     assert ledger.spent(DataSet("kids", "/third")) == {CHEAP: 1}
-    ledger.know(DataSet("other", "/elsewhere"))
+    ledger.note_dataset(DataSet("other", "/elsewhere"))
     assert (tmp_path / FILE).read_bytes() == lines, "a data set that has spent nothing needs no line"
     ledger.book(booking(2, DataSet("kids", "/third")))
     assert DeviceLedger(tmp_path).spent(DataSet("", "/old")) == {CHEAP: 2}
@@ -117,15 +117,15 @@ def test_tasks_without_a_path_have_data_of_their_own(tmp_path):
 def test_a_hello_reports_all_releases_by_a_hash_of_their_population_and_the_earlier_keys(tmp_path):
     """A device that joins again has a new key: its data are the same, and so is what they have spent."""
     booked(tmp_path, 3, key="before")
-    assert DeviceLedger(tmp_path, "before").reported()[2] == ()
+    assert DeviceLedger(tmp_path, "before").report()[2] == ()
     ledger = DeviceLedger(tmp_path, "now")
     before = len(ledger.bookings)
-    assert ledger.reported() == ({population_key("ward"): before}, ledger.head, ("before",))
+    assert ledger.report() == ({population_key("ward"): before}, ledger.head, ("before",))
     ledger.book(booking(4))
     ledger.book(booking(5, population="clinic"))
     ledger.book(booking(7))
     expected = {population_key("ward"): before + 2, population_key("clinic"): 1}
-    assert ledger.reported() == (expected, ledger.head, ("before",))
+    assert ledger.report() == (expected, ledger.head, ("before",))
 
 
 def test_a_ledger_takes_no_more_populations_and_keys_than_a_hello_reports(tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_a_ledger_takes_no_more_populations_and_keys_than_a_hello_reports(tmp_pa
     with pytest.raises(Refused, match="3 earlier keys of this device, and may have 2"):
         DeviceLedger(tmp_path, "d").book(booking(2, population="a"))
     ledger.book(booking(2, population="a"))
-    counts, _, keys = ledger.reported()
+    counts, _, keys = ledger.report()
     assert (counts[population_key("a")], len(counts), set(keys)) == (2, 3, {"a", "b"})
 
 
@@ -174,7 +174,7 @@ def test_no_changed_byte_takes_a_booking_back(tmp_path):
         for use in (lambda: ledger.book(booking(9)), lambda: ledger.spent(HERE)):  # noqa: B023
             with pytest.raises(DataLost, match=r"privacy\.jsonl"):
                 use()
-        assert (ledger.reported(), (tmp_path / FILE).read_bytes()) == (({}, "", ()), bytes(changed))
+        assert (ledger.report(), (tmp_path / FILE).read_bytes()) == (({}, "", ()), bytes(changed))
 
 
 def test_a_line_that_was_taken_out_or_moved_is_damage(tmp_path):

@@ -39,7 +39,7 @@ def test_an_aggregator_that_makes_the_device_forget_gets_no_more_rounds_than_the
 
 def test_a_kill_behind_the_commit_of_a_reply_is_made_good_by_the_next_process(tmp_path, monkeypatch):
     device = Private(tmp_path)
-    monkeypatch.setattr(device.ledger, "answered", lambda *_: None)  # the kill
+    monkeypatch.setattr(device.ledger, "mark_answered", lambda *_: None)  # the kill
     assert device.rule(1, identity="beef", assignment_id="a-1") == ""
     device.start()
     assert [header.assignment_id for header, _ in device.handler.unsent_replies()] == ["a-1"]

@@ -194,7 +194,7 @@ def _own_costs(ledger: DeviceLedger, delta: float) -> dict[tuple[str, str], Cost
     """Return the cost by data set, with the lines under other names or paths that count for it too."""
     found = dict[tuple[str, str], Cost]()
     for dataset in dict.fromkeys(one.dataset for one in ledger.bookings):
-        same = ledger.same(dataset)
+        same = ledger.same_datasets(dataset)
         spent = Counter(one.release for one in ledger.bookings if one.dataset in same)
         found[dataset.name, dataset.data] = Cost.of(spent, delta)
     return found

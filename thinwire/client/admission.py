@@ -141,7 +141,7 @@ class AdmissionController:
     def mark_answered(self, identity: str, assignment_id: str) -> None:
         """Record in the privacy ledger that the reply to an assignment is on disk."""
         if self._account is not None:
-            self._account.ledger.answered(identity, assignment_id)
+            self._account.ledger.mark_answered(identity, assignment_id)
 
     def mark_ended(self, assignment: Assignment) -> None:
         """Record that an admitted assignment has ended: with a reply, with a failure, or withdrawn by the aggregator.

@@ -71,7 +71,7 @@ class DataSets:
         return begun
 
 
-def alike(dataset: DataSet, others: Collection[DataSet]) -> set[DataSet]:
+def same_datasets(dataset: DataSet, others: Collection[DataSet]) -> set[DataSet]:
     """Return a data set and those of the `others` that are the same, or the same as one of these, and so on."""
     found, left = {dataset}, set(others) - {dataset}
     while more := {one for one in left if any(map(one.is_same, found))}:

@@ -1,18 +1,20 @@
 """Keep a device's own privacy ledger: each noised release in which its data took part, as a line of one file.
 
-A line is JSON and holds two hashes: that of the line before it, and its own. It is on disk before anything of its
-assignment leaves the device, and is never removed, also not by `thinwire client leave`. When the reply of an assignment
-is on disk, another line says so (`answered`). An assignment that comes again before that has its line already. After
-that, if its reply is gone, it gets another reply, which is another release and another line. The ledger alone decides
-this, because an aggregator can make a device forget the state of a run, by a run of the same name.
+The lines form a hash chain: a line is JSON with the hash of the line before it and its own. The client writes the line
+before anything of its assignment leaves the device, and never removes it, also not at `thinwire client leave`. When the
+reply to an assignment is on disk, another line records that (`mark_answered`). If the assignment is delivered again
+before that, it has its line already. If it is delivered again later and its reply is lost, the device makes another
+reply, which is another release and another line. Only the ledger decides this: an aggregator can make a device forget
+the state of a run, by a run of the same name.
 
-A data set is what the owner calls it (`--dataset`), and the path of the data (`client/booking.py`). Two tasks on one
-folder share what was spent, and so do runs before and after the owner gave a folder a name, or moved a named one. For
-that, a line names a data set (`know`) before anything of it is booked under its new name or path.
+A data set has the name that its owner gave it (`--dataset`), and a path (`client/booking.py`). Two tasks on one folder
+share what was spent. So do the runs before and after the owner named a folder, or moved a named one: the client writes
+a line that names the data set (`note_dataset`) before it books anything under the new name or path.
 
-Invariant: a ledger that is damaged, or that the disk does not take, books nothing, and its device takes part in nothing
-private. Only the end of the file may be unfinished: a line that is cut short was never acknowledged, and the next line
-replaces it. A disk that loses the end of a synced file is not noticed here; the aggregator has the count of its hellos.
+Invariant: a ledger that is damaged, or that the disk refuses, books nothing, and its device takes part in no private
+run. Only the end of the file may be unfinished: a line that is cut short was never acknowledged, and the next line
+replaces it. A device does not notice a disk that loses the end of a synced file. The aggregator notices it by the
+counts of earlier hellos.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from thinwire.client.booking import Booking, DataSet, alike
+from thinwire.client.booking import Booking, DataSet, same_datasets
 from thinwire.core.errors import DataLost, PlanError, Refused, ThinwireError
 from thinwire.core.fleet import MAX_EARLIER_KEYS, MAX_POPULATIONS, population_key
 from thinwire.core.plan import RunPlan
@@ -35,7 +37,7 @@ from thinwire.core.statedir import disk_error, sync_path
 from thinwire.core.types import Assignment
 
 FILE = "privacy.jsonl"
-ANSWERED = "answered"  # of a line: the number of the booking whose reply was made
+ANSWERED = "answered"  # key of a line: the number of the booking whose reply is on disk
 
 
 class DeviceLedger:
@@ -70,7 +72,7 @@ class DeviceLedger:
         return self._head
 
     def has(self, booking: Booking) -> bool:
-        """Return True if this is booked and was not answered, at whatever time and under whatever key."""
+        """Return True if this is booked and not answered; time and key of the booking do not matter."""
         return booking.id in self._open
 
     def sequence_of(self, identity: str, assignment: str) -> int:
@@ -79,10 +81,10 @@ class DeviceLedger:
             of = (one for one in reversed(self._bookings) if (one.identity, one.assignment) == (identity, assignment))
             return next((one.sequence for one in of), 0)
 
-    def same(self, dataset: DataSet) -> set[DataSet]:
+    def same_datasets(self, dataset: DataSet) -> set[DataSet]:
         """Return this data set and those of the lines that count for it."""
         with self._lock:
-            return alike(dataset, self._named)
+            return same_datasets(dataset, self._named)
 
     def spent(self, dataset: DataSet) -> dict[str, int]:
         """Return how many of each release a data set took part in, in any population and run; raise if damaged.
@@ -91,45 +93,45 @@ class DeviceLedger:
         """
         with self._lock:
             self._require_whole()
-            same = self.same(dataset)
+            same = self.same_datasets(dataset)
             return dict(Counter(one.release for one in self._bookings if one.dataset in same))
 
     def participations(self, dataset: DataSet, population: str) -> int:
         """Return in how many releases of a population a data set took part; raise if damaged."""
         with self._lock:
             self._require_whole()
-            same = self.same(dataset)
+            same = self.same_datasets(dataset)
             return sum(one.population == population and one.dataset in same for one in self._bookings)
 
     def rounds_of(self, identity: str, dataset: DataSet) -> int:
         """Return in how many releases of a run a data set took part."""
         with self._lock:
-            same = self.same(dataset)
+            same = self.same_datasets(dataset)
             return sum(one.identity == identity and one.dataset in same for one in self._bookings)
 
-    def has_others(self, identity: str, origin: str, dataset: DataSet) -> bool:
+    def has_other_data(self, identity: str, origin: str, dataset: DataSet) -> bool:
         """Return True if another data set took part in a run, or in the run `origin` with whose model it begins.
 
-        What the device keeps of these runs was trained with it: local buffers, personal layers, a residual. No line of
-        this data set would count for what a release of it tells of the other one.
+        The state that the device keeps of these runs was trained on the other data set: local buffers, personal layers,
+        a residual. A release of it would be booked for this data set, and not for the other one.
         """
         with self._lock:
-            same = self.same(dataset)
+            same = self.same_datasets(dataset)
             of = (one for one in self._bookings if one.identity == identity or (origin and one.run == origin))
             return any(one.dataset not in same for one in of)
 
-    def nearest(self, booking: Booking) -> int | None:
+    def nearest_round(self, booking: Booking) -> int | None:
         """Return the round of the same run nearest to that of a booking, in which its data set took part.
 
         The booking's own line does not count, unless it was answered. None if the data set took part in no other round.
         """
         with self._lock:
-            own, same = booking.id if self.has(booking) else None, self.same(booking.dataset)
+            own, same = booking.id if self.has(booking) else None, self.same_datasets(booking.dataset)
             mine = (one for one in self._bookings if one.identity == booking.identity and one.id != own)
             found = {one.round for one in mine if one.dataset in same}
         return min(found, key=lambda number: abs(number - booking.round), default=None)
 
-    def reported(self) -> tuple[dict[str, int], str, tuple[str, ...]]:
+    def report(self) -> tuple[dict[str, int], str, tuple[str, ...]]:
         """Return what a hello reports: releases by `population_key`, the last line's hash, and the ledger's other keys.
 
         A device that joins again has a new key, and its data are the same. By its earlier keys the aggregator finds
@@ -159,13 +161,13 @@ class DeviceLedger:
                         hint="thinwire client privacy lists them; other populations need another device",
                     )
 
-    def know(self, dataset: DataSet) -> None:
-        """Note durably what a data set is called, if lines have its name or its path, and none has both.
+    def note_dataset(self, dataset: DataSet) -> None:
+        """Record durably the name and path of a data set, if lines have one of the two and no line has both.
 
-        So its lines still count for it when its name or its path changes next. A damaged ledger notes nothing.
+        So its lines still count for it when its name or its path changes next. A damaged ledger records nothing.
         """
         with self._lock:
-            if not self.damage and dataset not in self._named and self.same(dataset) != {dataset}:
+            if not self.damage and dataset not in self._named and self.same_datasets(dataset) != {dataset}:
                 self._head = self._add(asdict(dataset))
                 self._named.add(dataset)
 
@@ -180,14 +182,14 @@ class DeviceLedger:
                 return
             self.require_room(booking.population)
             booking = replace(booking, key=self.key)
-            self._take(booking, self._add(asdict(booking)))
+            self._apply(booking, self._add(asdict(booking)))
 
-    def answered(self, identity: str, assignment: str) -> None:
-        """Note durably that an assignment has its reply: if it comes again, its next reply is booked apart.
+    def mark_answered(self, identity: str, assignment: str) -> None:
+        """Record durably that the reply to an assignment is on disk: a later reply to it is booked separately.
 
-        It is called behind the commit of the reply, before anything of it leaves, and again by the next process for
+        The client calls this after the commit of the reply and before it is sent. The next process calls it again for
         each reply on disk. Without a booking it does nothing. Raise `DataLost` if the ledger is damaged or the disk
-        full: then nothing of the reply may leave.
+        full: then the reply must not be sent.
         """
         with self._lock:
             for key in [key for key in self._open if key[:2] == (identity, assignment)]:
@@ -223,13 +225,13 @@ class DeviceLedger:
         except OSError as error:
             raise disk_error(error, self.path) from error
 
-    def _take(self, booking: Booking, head: str) -> None:
+    def _apply(self, booking: Booking, head: str) -> None:
         self._bookings.append(booking)
         self._named.add(booking.dataset)
         self._open[booking.id] = self._lines
         self._head = head
 
-    def _take_line(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         """Read one line; raise ValueError or TypeError if it does not follow from the line before it."""
         said = {name: value for name, value in json.loads(line).items() if name not in ("n", "before", "hash")}
         kind = DataSet if said.keys() == {"name", "data"} else Booking
@@ -239,7 +241,7 @@ class DeviceLedger:
             raise ValueError("it does not follow from the line before it")
         self._lines += 1
         if isinstance(made, Booking):
-            self._take(made, head)
+            self._apply(made, head)
             return
         self._head = head
         if made is not None:
@@ -261,7 +263,7 @@ class DeviceLedger:
             self._gap = b"\n"
         for number, line in enumerate(lines, 1):
             try:
-                self._take_line(line)
+                self._read_line(line)
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 self.damage = f"line {number} of {self.path} is damaged: {error}"
                 return
@@ -278,7 +280,7 @@ class DeviceLedger:
 
 @dataclass(frozen=True)
 class Prospect:
-    """Holds what an assignment would spend: its `booking`, and the data set's epsilon after it.
+    """The privacy that an assignment would spend: its `booking`, and the data set's epsilon after it.
 
     `participations` are the data set's in this population without this one. All are None if the assignment spends
     nothing. `unknown` is the reason if it is not known what it spends.
@@ -290,7 +292,7 @@ class Prospect:
     unknown: str = ""
 
 
-def composed(spent: Mapping[str, int], most: float, delta: float) -> float:
+def composed_epsilon(spent: Mapping[str, int], most: float, delta: float) -> float:
     """Return the epsilon at `delta` of releases, by their JSON, to compare with `most`, an owner's `max_epsilon`."""
     from thinwire.privacy.accounting import filtered_epsilon  # a device without private runs loads no accountant
 
@@ -322,7 +324,7 @@ class Account:
     ledger: DeviceLedger
     dataset: Callable[[str], DataSet]
     release: Callable[[Assignment, RunPlan], tuple[str, str]] = no_release
-    epsilon: Callable[[Mapping[str, int], float, float], float] = composed
+    epsilon: Callable[[Mapping[str, int], float, float], float] = composed_epsilon
 
     def prospect(
         self, assignment: Assignment, plan: RunPlan, sequence: int, at: float, limit: tuple[float, float] | None
@@ -344,7 +346,7 @@ class Account:
                 require_readable(release)
                 self.ledger.require_room(population)
                 origin = (named_model(plan.run.init) or ("", ""))[0]
-                if plan.privacy.mode != "example" and self.ledger.has_others(assignment.identity, origin, dataset):
+                if plan.privacy.mode != "example" and self.ledger.has_other_data(assignment.identity, origin, dataset):
                     return Prospect(unknown="other data of this device took part in this run, and it keeps some of it")
                 booking = Booking(
                     at, dataset.name, dataset.data, population, release, assignment.run, assignment.identity,
@@ -354,7 +356,7 @@ class Account:
                 most, here = participations_of(plan), self.ledger.rounds_of(assignment.identity, dataset) - is_booked
                 if here >= most:
                     return Prospect(unknown=f"its data took part in {here} rounds of this run, the plan allows {most}")
-                near, apart = self.ledger.nearest(booking), plan.privacy.min_separation
+                near, apart = self.ledger.nearest_round(booking), plan.privacy.min_separation
                 if near is not None and apart > 1 and abs(near - booking.round) < apart:
                     return Prospect(unknown=f"its data took part in round {near}, the plan keeps {apart} rounds apart")
                 took = self.ledger.participations(dataset, population) - is_booked

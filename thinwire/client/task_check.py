@@ -38,7 +38,7 @@ from thinwire.client.train.evaluate import BATCH, evaluate, names, numbers, whol
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Local, Work
-from thinwire.client.train.runtime import TaskRuntime, require_alike
+from thinwire.client.train.runtime import TaskRuntime, require_same_layout
 from thinwire.client.train.state import copied
 from thinwire.client.train.trainer import TorchTrainer, Trained
 from thinwire.compression import parse
@@ -119,7 +119,7 @@ def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
     initial = initial_model(task, plan.run.seed)
     try:
         runtime = TaskRuntime(task)
-        require_alike(runtime.layout, tensors.layout_of(build(task)))
+        require_same_layout(runtime.layout, tensors.layout_of(build(task)))
         with task_code():
             return _rehearse(runtime, client, plan, initial)
     except (ThinwireError, TrainError) as error:

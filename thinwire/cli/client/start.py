@@ -109,7 +109,7 @@ def begin(given: ClientOptions) -> int:
         executors = worker.executors()
         datasets = DataSets(given.dataset, data, [executor.name for executor in executors])
         for dataset in datasets:
-            ledger.know(dataset)
+            ledger.note_dataset(dataset)
 
         def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
             layout = next(b.layout for b in executors if b.name == assignment.task)
@@ -119,7 +119,7 @@ def begin(given: ClientOptions) -> int:
         admission = AdmissionController(
             first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account
         )
-        options = LinkOptions(clock, wanted(admission, executors), lambda: admission.min_free_bytes, ledger.reported)
+        options = LinkOptions(clock, wanted(admission, executors), lambda: admission.min_free_bytes, ledger.report)
         link = HttpsLink(url, key, given.name, folder, trust, options)
         probe = DeviceInfoProbe(
             lambda: admission.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]

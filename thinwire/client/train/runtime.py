@@ -190,7 +190,7 @@ class TaskRuntime:
             module = build(self.task).to(self.device)
             layout = tensors.layout_of(module)
             if "layout" in vars(self):
-                require_alike(layout, self.layout)
+                require_same_layout(layout, self.layout)
             self._built = AsBuilt(module, layout)
         return self._built
 
@@ -361,7 +361,7 @@ class TaskRuntime:
         return done
 
 
-def require_alike(one: Layout, other: Layout) -> None:
+def require_same_layout(one: Layout, other: Layout) -> None:
     """Raise `BadTask` if two calls of model() gave different tensors, or other values of tensors that are not sent."""
     if one != other:
         raise BadTask(

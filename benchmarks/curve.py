@@ -17,7 +17,7 @@ from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, ModelStored, RoundClosed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.model_store import Versions
-from thinwire.simulation import InMemorySpool, ScriptedDevice, ScriptedFleet, Training, reported, run_scripted
+from thinwire.simulation import InMemorySpool, ScriptedDevice, ScriptedFleet, Training, run_scripted, task_report
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
 
@@ -72,7 +72,7 @@ def curve(plan: RunPlan, task: LoadedTask, split: str, clients: int, devices: De
         population = ClientPopulation(Path(name) / "clients", client, clients, debug=True)
         population.folder.mkdir()
         training, first = Training(task, population), initial_model(task, plan.run.seed)
-        report = reported(plan, first.layout)
+        report = task_report(plan, first.layout)
         fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), report, devices(training), grace_s)
         with Store.open(home.database, durable=False) as store:
             run_id = run_scripted(plan, first.layout, fleet, store=store, home=home, params=first.vector)

@@ -157,7 +157,7 @@ def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Runni
 
     monkeypatch.setattr(LocalLink, "push", first_refused)
     monkeypatch.setattr(
-        UplinkTimeEstimator, "sent", lambda self, header, seconds: measured.append(header.update_id.sequence)
+        UplinkTimeEstimator, "add_upload", lambda self, header, seconds: measured.append(header.update_id.sequence)
     )
     thread = running.start()
     running.send(running.aggregator.assign(1), running.aggregator.assign(2))

@@ -31,7 +31,7 @@ from thinwire.privacy.noise_plan import noise_plan
 from thinwire.reports.reason_text import sentence
 from thinwire.server.service import serve
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import Turn, reported
+from thinwire.simulation import Turn, task_report
 from thinwire.store import FileSpool, Store
 
 NAMES = "abcde"
@@ -53,7 +53,7 @@ def test_a_secure_round_has_its_cohort_from_advertise_to_unmask(tmp_path: Path) 
         SecureDevice(name, None, lambda _: SecureTurn(compute_s=2.0), plan=SECURE, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
                      change=partial(change, name, LAYOUT.size)) for name in NAMES
     ]  # fmt: skip
-    report, nothing = reported(SECURE, LAYOUT), np.zeros(0, np.float32)
+    report, nothing = task_report(SECURE, LAYOUT), np.zeros(0, np.float32)
     fleet, ending = SecureFleet(FileSpool(home.spool), clock, report, devices), threading.Event()
     with Store.open(home.database, durable=False, clock=clock) as store:
         for name in NAMES:

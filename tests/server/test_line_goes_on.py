@@ -20,7 +20,7 @@ from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.server.context import RunCommands
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import Turn, reported
+from thinwire.simulation import Turn, task_report
 from thinwire.store import FileSpool, Store
 
 SLOW = {"c": 10.0}  # in the first round, seconds
@@ -68,7 +68,7 @@ def restarted(world: World, stop: Callable[[], Any], unsaid: type[Event] | None 
     """The events of a run whose first aggregator ended by `stop`, and its status; the first journals no `unsaid`."""
     with Store.open(world.home.database, durable=False) as store:
         begun = np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32)
-        first = FirstModel(LAYOUT, reported(world.plan, LAYOUT), *begun)
+        first = FirstModel(LAYOUT, task_report(world.plan, LAYOUT), *begun)
         run_id, record = submit(store, world.home, world.plan, first), store.record
         if unsaid is not None:
 

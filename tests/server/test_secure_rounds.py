@@ -30,7 +30,7 @@ from thinwire.server.run import drive
 from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.server.service import serve
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import ScriptedFleet, reported
+from thinwire.simulation import ScriptedFleet, task_report
 from thinwire.store import FileSpool, Store
 from thinwire.store.round_timing import turns
 
@@ -173,10 +173,10 @@ def test_a_start_deletes_the_messages_of_runs_that_are_over_and_of_no_other(tmp_
     """The process of `toy-1` died, or a person stopped it while no aggregator was running."""
     made, ending = World(tmp_path, Fate()).live(), threading.Event()
     home = AggregatorHome(made.folder.parents[1])
-    fleet = ScriptedFleet(FileSpool(home.spool), VirtualClock(), reported(PLAN, LAYOUT), [])
+    fleet = ScriptedFleet(FileSpool(home.spool), VirtualClock(), task_report(PLAN, LAYOUT), [])
     with Store.open(home.database) as store:
         params, nothing = np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32)
-        waiting = submit(store, home, PLAN, FirstModel(LAYOUT, reported(PLAN, LAYOUT), params, nothing))
+        waiting = submit(store, home, PLAN, FirstModel(LAYOUT, task_report(PLAN, LAYOUT), params, nothing))
         for run_id in ("toy-1", waiting):
             private_folder(home.messages(run_id) / "3")
         ending.set()

@@ -30,8 +30,8 @@ from thinwire.simulation import (
     ScriptedFleet,
     SyntheticUpdates,
     Turn,
-    reported,
     run_scripted,
+    task_report,
 )
 from thinwire.store import Store
 
@@ -230,7 +230,7 @@ def played(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: ob
         return ScriptedDevice(name, SyntheticUpdates(name, LAYOUT), script)
 
     devices = [of_speed(*one) for one in speeds.items()]
-    fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), reported(made, LAYOUT), devices)
+    fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), task_report(made, LAYOUT), devices)
     with Store.open(home.database, durable=False) as store:
         run_id = run_scripted(made, LAYOUT, fleet, store=store, home=home)
         return [event for _, event in store.events(run_id)]

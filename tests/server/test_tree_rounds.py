@@ -29,7 +29,7 @@ from thinwire.server.private_mode import CentralMode
 from thinwire.server.run_end import close_undriven, end_abandoned
 from thinwire.server.submit import submit
 from thinwire.server.tree_noise import KEYS, StoredTree, TreeNoise
-from thinwire.simulation import reported
+from thinwire.simulation import task_report
 from thinwire.store import Store
 
 TREE = TEXT.replace("rounds = 3", "rounds = 4") + 'mechanism = "tree"\nrestart_every = 3\nnoise_multiplier = 100.0\n'
@@ -208,7 +208,7 @@ def test_a_backup_has_no_keys_and_a_restored_run_begins_a_new_tree(tmp_path: Pat
 def test_the_keys_of_a_run_whose_process_is_gone_are_deleted_when_it_is_ended(tmp_path: Path) -> None:
     home = AggregatorHome.under(tmp_path)
     with Store.open(home.database, durable=False) as store:
-        runs = [store.create_run("toy", PLAN, LAYOUT, reported(PLAN, LAYOUT), source="sim") for _ in range(2)]
+        runs = [store.create_run("toy", PLAN, LAYOUT, task_report(PLAN, LAYOUT), source="sim") for _ in range(2)]
         for run_id in runs:
             TreeNoise(home.run(run_id), noise_plan(PLAN, LAYOUT.model_size, 1), 3).draw(1, 0, np.empty(28, np.int32))
         close_undriven(store, runs[0], RunStatusChanged(0.0, "stopped", "by a person", 10))

@@ -19,8 +19,8 @@ from thinwire.simulation import (
     ScriptedFleet,
     SyntheticUpdates,
     Turn,
-    reported,
     run_scripted,
+    task_report,
 )
 from thinwire.store import Store
 
@@ -48,7 +48,7 @@ def opened(folder: Path, cohort: dict[str, Any], honest: int = 2) -> list[tuple[
         for i in range(honest)
     ]
     devices.append(ScriptedDevice("late", SyntheticUpdates("late", LAYOUT, 0.1), just_in_time))
-    fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), reported(plan, LAYOUT), devices)
+    fleet = ScriptedFleet(InMemorySpool(home.spool), VirtualClock(), task_report(plan, LAYOUT), devices)
     with Store.open(home.database) as store:
         run_id = run_scripted(plan, LAYOUT, fleet, store=store, home=home, params=np.zeros(30, np.float32))
         assert store.run(run_id).status == "done"

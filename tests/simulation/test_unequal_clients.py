@@ -59,5 +59,5 @@ def test_without_a_script_this_machines_speed_ends_nobodys_training(monkeypatch:
 
 
 def test_a_script_is_for_every_client() -> None:
-    with pytest.raises(UsageError, match="step_s gives 2 clients"):
+    with pytest.raises(UsageError, match="step_s has 2 values"):
         simulate(task_of(), plan(), clients=3, step_s=[1.0, 2.0])

@@ -63,7 +63,7 @@ from thinwire.server.run import drive
 from thinwire.server.state.assignment_ledger import MAX_KEPT
 from thinwire.server.state.run_state import RunState
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, task_report
 from thinwire.store import FileSpool, Store
 from thinwire.store.projection import Projection
 
@@ -241,7 +241,7 @@ class World:
         self.fate, self.home, self.clock, self.plan = fate, AggregatorHome.under(folder), VirtualClock(), plan
         self.home.database.write_bytes(empty_database())
         self.dies_at = math.inf  # on the clock, beside what the fate says
-        self.fleet = self.kind(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
+        self.fleet = self.kind(FileSpool(self.home.spool), self.clock, task_report(plan, LAYOUT), devices)
 
     def live(self) -> Outcome:
         """The whole run, with one death at most."""
@@ -249,7 +249,7 @@ class World:
         with contextlib.ExitStack() as opened:
             store = opened.enter_context(Store.open(self.home.database, durable=False))
             run_id = submit(
-                store, self.home, self.plan, FirstModel(LAYOUT, reported(self.plan, LAYOUT), first, nothing)
+                store, self.home, self.plan, FirstModel(LAYOUT, task_report(self.plan, LAYOUT), first, nothing)
             )
             with deadly(self.fate, store):
                 try:

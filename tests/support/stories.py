@@ -25,7 +25,7 @@ from thinwire.core.types import Assignment
 from thinwire.server import run as server_run
 from thinwire.server.context import RunContext, StopCommand
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import InMemorySpool, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import InMemorySpool, SyntheticUpdates, Turn, run_scripted, task_report
 from thinwire.simulation.scripted_device import transfer_s
 from thinwire.store import Store
 
@@ -124,7 +124,7 @@ def told(story: Story, folder: Path) -> Told:
         )
         for i, name in enumerate(NAMES)
     ]
-    report = reported(story.plan, LAYOUT)
+    report = task_report(story.plan, LAYOUT)
     fleet = FaultyFleet(InMemorySpool(home.spool), VirtualClock(), report, devices, story.grace_s)
     with Store.open(home.database, durable=False) as store, caught() as running:
 

@@ -5,7 +5,7 @@ clients.
 from thinwire.client.task import own_part
 from thinwire.simulation.history import History, RunFailed
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
-from thinwire.simulation.run import reported, run_scripted, run_sim, simulate
+from thinwire.simulation.run import run_scripted, run_sim, simulate, task_report
 from thinwire.simulation.scripted_device import (
     LogNormal,
     RandomScript,
@@ -23,5 +23,5 @@ from thinwire.simulation.storage import InMemorySpool
 __all__ = [
     "History", "InMemorySpool", "LocalFleet", "LocalLink", "LogNormal", "RandomScript", "RunFailed", "Script",
     "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Training", "TrainingWork", "Turn", "Work", "own_part",
-    "reported", "run_scripted", "run_sim", "simulate",
+    "run_scripted", "run_sim", "simulate", "task_report",
 ]  # fmt: skip

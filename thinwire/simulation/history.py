@@ -1,4 +1,4 @@
-"""The history of a simulated run, for a notebook: its rounds, what each client did, and the model.
+"""The history of a simulated run, for a notebook: its rounds, the assignments of each client, and the model.
 
 `simulate` (run.py) returns a `History`. Progress of a run that goes on is printed by `Progress`, one line for all
 rounds.
@@ -27,8 +27,9 @@ from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 if TYPE_CHECKING:
     import torch
 
-MAX_FAILURES = 20  # in a history: the first ones show what is wrong
-OF_SAMPLE = ("selected", "aggregated", "late", "dropped", "failed", "payload_up", "payload_down")  # what tells its size
+MAX_FAILURES = 20  # in a history
+# Figures of a round that would reveal how many clients Poisson sampling selected.
+HIDDEN_BY_SAMPLING = ("selected", "aggregated", "late", "dropped", "failed", "payload_up", "payload_down")
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class History:
     failures: tuple[str, ...] = ()
     updates: list[UpdateRow] = field(default_factory=list, repr=False, compare=False)
     _model: StoredModel | None = field(default=None, repr=False, compare=False)
-    _made: Callable[[], Any] | None = field(default=None, repr=False, compare=False)  # the task's model()
+    _make_model: Callable[[], Any] | None = field(default=None, repr=False, compare=False)  # the task's model()
     _clients: Path | None = field(default=None, repr=False, compare=False)  # their folders, if the run has a home
 
     @classmethod
-    def read(cls, store: Store, home: AggregatorHome, run_id: str, made: Callable[[], Any]) -> History:
-        """Return the history of a run that is over; `made` is the task's `model`."""
+    def read(cls, store: Store, home: AggregatorHome, run_id: str, make_model: Callable[[], Any]) -> History:
+        """Return the history of a run that is over; `make_model` is the task's `model`."""
         run = store.run(run_id)
         try:
             model = stored_model(store, home, run_id, "last" if run.version else "0")
@@ -60,7 +61,7 @@ class History:
             f"round {one.round}: {one.device} {one.kind}: {one.text}" for one in itertools.islice(failed, MAX_FAILURES)
         )
         clients = home.simulation(run_id).parent / CLIENTS
-        return cls(run, store.rounds(run_id), failures, store.updates(run_id), model, made, clients)
+        return cls(run, store.rounds(run_id), failures, store.updates(run_id), model, make_model, clients)
 
     def __repr__(self) -> str:
         """Return one line: a notebook shows it for a cell that ends in a history."""
@@ -86,9 +87,9 @@ class History:
         """
         import torch
 
-        if self._model is None or self._made is None:
+        if self._model is None or self._make_model is None:
             raise NotFound(f"{self.run.run_id} has no model", why=self.run.status_text)
-        found, made = self._model, self._made()
+        found, made = self._model, self._make_model()
         tensors = named_tensors(found.layout, found.params, found.buffers, found.row.counters, found.fixed)
         tensors |= {other: tensors[name] for other, name in found.layout.aliases if name in tensors}
         tensors |= self._personal(client) if client else {}
@@ -119,7 +120,7 @@ class History:
                 "round": row.round, "reason": row.reason, "codec": row.codec, "selected": len(row.selected),
                 "aggregated": len(row.aggregated), "late": row.late, "dropped": row.dropped, "failed": row.failed,
                 "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down,
-                **(dict.fromkeys(OF_SAMPLE) if row.hides_sample else {}), **row.metrics,
+                **(dict.fromkeys(HIDDEN_BY_SAMPLING) if row.hides_sample else {}), **row.metrics,
                 **{f"train/{name}": value for name, value in row.train_metrics.items()},
             }
             for row in self.rounds
@@ -130,14 +131,14 @@ class History:
 
         It has the outcome of the update and its reason, the client's examples and steps, its seconds of training, its
         bytes, the norms of update and residual, and the metrics of the model that it got, on its own test split. Under
-        masks and with privacy a client tells no fact of its data: such a value is None.
+        masks and with privacy no client reports facts of its data: such a value is None.
         """
-        told = not why_not_known(self.run)
+        is_known = not why_not_known(self.run)
         return [
             {
                 "round": row.round, "client": row.device, "outcome": row.outcome, "reason": row.reason,
-                "staleness": row.staleness, "examples": row.examples if told else None,
-                "steps": row.steps if told else None, "train_s": row.train_s,
+                "staleness": row.staleness, "examples": row.examples if is_known else None,
+                "steps": row.steps if is_known else None, "train_s": row.train_s,
                 "payload_up": row.payload_up, "payload_down": row.payload_down, "norm": row.norm,
                 "residual_norm": row.residual_norm, **row.metrics,
             }
@@ -172,7 +173,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], name: str, plain: str) -> Any:
 
 
 class RunFailed(ThinwireError):
-    """Reports a simulated run that ended as failed; `history` has what it had done until then."""
+    """Raised if a simulated run failed; `history` has its rounds until then."""
 
     def __init__(self, history: History) -> None:
         run = history.run
@@ -184,7 +185,7 @@ class RunFailed(ThinwireError):
 
 @dataclass
 class Progress:
-    """Prints how far a run is as one line, which it writes again after each round."""
+    """Prints the progress of a run as one line, which each round overwrites."""
 
     rounds: int
     out: IO[str] = field(default_factory=lambda: sys.stderr)
@@ -202,22 +203,22 @@ class Progress:
             self._width = len(line)
 
     def end(self) -> None:
-        """Begin a new line, if there was one."""
+        """End the line, if one was printed."""
         if self._width:
             print(file=self.out, flush=True)
 
 
-def is_watched() -> bool:
-    """Return True if a person follows this process: its standard error is a terminal, or it runs a notebook."""
+def is_interactive() -> bool:
+    """Return True if a person sees the output: standard error is a terminal, or the process runs a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
-def calls(
+def event_handler(
     on_round: Callable[[RoundClosed], object] | None,
     on_evaluate: Callable[[Evaluated], object] | None,
     progress: Progress | None,
 ) -> Callable[[Event], None]:
-    """Return the function that passes each event to those that want it."""
+    """Return the function that passes each event of a run to the callbacks that are given."""
 
     def on_event(event: Event) -> None:
         if progress is not None:

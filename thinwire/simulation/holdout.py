@@ -1,4 +1,4 @@
-"""Holdout evaluation in a simulation: this process has the task and evaluates each version as soon as it is made."""
+"""Holdout evaluation in a simulation: this process has the task, and evaluates each model version at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SimulatedHoldout:
     def of(
         cls, plan: RunPlan, task: LoadedTask, client: ClientInfo, store: Store, home: AggregatorHome, run_id: str
     ) -> SimulatedHoldout | None:
-        """Return what evaluates the models of this run; None if its plan wants no holdout evaluation.
+        """Return the evaluator of a run's model versions; None if its plan has no holdout evaluation.
 
         Raise `TaskError` if the task has no holdout data, before a round is made.
         """
@@ -42,7 +42,7 @@ class SimulatedHoldout:
         layout = Layout.from_json(store.run(run_id).layout)
         versions = Versions(home.run(run_id), transmitted_layout(algorithm_of(plan), layout))
         found = cls(plan, task, client, versions, layout)
-        with _placed(task):
+        with _task_errors(task):
             require_holdout_data(task.name, found._executor.inner.split(holdout_client(client)))
         return found
 
@@ -51,7 +51,7 @@ class SimulatedHoldout:
         found = list[HoldoutResult]()
         for version, stored in due.items():
             params, buffers = self._versions.read(stored)
-            with _placed(self._executor.task):
+            with _task_errors(self._executor.task):
                 metrics, histograms = evaluate_model(
                     self._executor, self._plan, self._client, params[: self._size], buffers, stored.counters
                 )
@@ -59,12 +59,12 @@ class SimulatedHoldout:
         return found
 
     def settle(self, run_id: str, versions: Sequence[int]) -> None:
-        """Do nothing: nobody waits for an answer."""
+        """Do nothing: no other process waits for the evaluations."""
 
 
 @contextlib.contextmanager
-def _placed(task: LoadedTask) -> Iterator[None]:
-    """Raise `TaskError` with the place in the task's code for whatever it raises in this block."""
+def _task_errors(task: LoadedTask) -> Iterator[None]:
+    """Turn an exception of the task's code in this block into a `TaskError` with its place in that code."""
     try:
         with task_code():
             yield

@@ -48,7 +48,7 @@ from thinwire.server.policy.cohort import fewest_to_begin, wait_reason
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit, with_whole_id
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
-from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
+from thinwire.simulation.history import History, Progress, RunFailed, event_handler, is_interactive
 from thinwire.simulation.holdout import SimulatedHoldout
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor, require_processes
@@ -103,7 +103,7 @@ def simulate(
     if seed is not None:
         read = _with(read, "run", seed=seed)
     require_own_start(read)
-    shows = Progress(read.run.rounds) if (is_watched() if progress is None else progress) else None
+    shows = Progress(read.run.rounds) if (is_interactive() if progress is None else progress) else None
     with contextlib.ExitStack() as stack:
         if reduce is not None:
             made = reduce if callable(reduce) else lambda: reduce
@@ -123,7 +123,7 @@ def simulate(
         try:
             run_id = run_sim(
                 read, code, store=store, home=where, clients=clients, client=client, debug=debug,
-                processes=processes, step_s=step_s, first=first, on_event=calls(on_round, on_evaluate, shows),
+                processes=processes, step_s=step_s, first=first, on_event=event_handler(on_round, on_evaluate, shows),
                 resumable=home is not None,
             )  # fmt: skip
         finally:
@@ -206,8 +206,8 @@ def run_sim(
     plan = with_whole_id(store, plan)  # as the store has it, to find an unfinished run of the same plan
     if step_s and (len(step_s) != clients or min(step_s) < 0):
         raise UsageError(
-            f"step_s gives {len(step_s)} clients their seconds a step",
-            why=f"there are {clients} clients, and none is faster than at once",
+            f"step_s has {len(step_s)} values, or a negative one",
+            why=f"it holds the seconds of a step for each of {clients} clients",
             hint=f"[0.1] * {clients}",
         )
     require_same(plan, task)
@@ -366,8 +366,8 @@ def rare_full_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def reported(plan: RunPlan, layout: Layout) -> TaskReport:
-    """Return what the devices of a scripted fleet report as installed, so that this plan may select them."""
+def task_report(plan: RunPlan, layout: Layout) -> TaskReport:
+    """Return the report of the task that the devices of a scripted fleet need, so that this plan can select them."""
     return TaskReport(plan.run.task, layout_digest=layout.digest)
 
 
@@ -383,11 +383,11 @@ def run_scripted(
 ) -> str:
     """Submit a plan, execute it to its end on this fleet and its clock, and return the run's id.
 
-    The fleet's devices must report `reported(plan, layout)`. The initial model is `params`, or zeros if there are none.
+    The fleet's devices must report `task_report(plan, layout)`. The initial model is `params`, or zeros by default.
     """
     first = np.zeros(layout.size, np.float32) if params is None else params
     nothing = np.zeros(0, np.float32)
-    run_id = submit(store, home, plan, FirstModel(layout, reported(plan, layout), first, nothing), source="sim")
+    run_id = submit(store, home, plan, FirstModel(layout, task_report(plan, layout), first, nothing), source="sim")
     with store.gathering(run_id):
         drive(run_id, store=store, fleet=fleet, home=home, clock=fleet.virtual, commands=RunCommands(stop))
     return run_id

@@ -219,7 +219,7 @@ class Work(Protocol):
 
 @dataclass
 class SyntheticUpdates:
-    """Makes replies without training: the update is a constant, or what `change` returns for an assignment.
+    """Makes replies without training: the update is a constant, or what `update` returns for an assignment.
 
     It is encoded in the assignment's codec, without error feedback. The device makes `steps` steps, or fewer if the
     assignment says so. Each reply also evaluates the model: its loss is `loss` of the assignment.
@@ -227,7 +227,7 @@ class SyntheticUpdates:
 
     name: str
     layout: Layout
-    change: float | Callable[[Assignment], Vector] = 0.0
+    update: float | Callable[[Assignment], Vector] = 0.0
     examples: int = 10
     steps: int = 1
     loss: Callable[[Assignment], float] = lambda assignment: 1.0 / (1.0 + assignment.base_version)
@@ -261,20 +261,20 @@ class SyntheticUpdates:
 
     def _frame(self, assignment: Assignment, segment: int) -> bytes:
         span = self.layout.segments[segment].span
-        if callable(self.change):
-            return self.encoded(assignment, segment, self.change(assignment)[span])
+        if callable(self.update):
+            return self.encoded(assignment, segment, self.update(assignment)[span])
         if (assignment.codec, segment) not in self._payloads:
-            constant = np.full(span.stop - span.start, self.change, np.float32)
+            constant = np.full(span.stop - span.start, self.update, np.float32)
             self._payloads[assignment.codec, segment] = self.encoded(assignment, segment, constant)
         return self._payloads[assignment.codec, segment]
 
-    def encoded(self, assignment: Assignment, segment: int, change: Vector) -> bytes:
+    def encoded(self, assignment: Assignment, segment: int, update: Vector) -> bytes:
         """Return the frame of a segment. Subclasses override it for a device with memory, or one that trains from what
         it gets.
         """
         codec = parse(assignment.codec).bind(self.layout)
         key = derive(Key(0), self.name, within_run(assignment.assignment_id))
-        return codec.encode(change.copy(), codec.init(segment), key, segment).payload
+        return codec.encode(update.copy(), codec.init(segment), key, segment).payload
 
 
 def parts_of(frames: list[bytes]) -> tuple[Part, ...]:

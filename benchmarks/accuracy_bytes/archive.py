@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.accuracy_bytes.reading import METRIC
 from benchmarks.document import note
 from thinwire.core.statedir import private_folder, write_atomically
-from thinwire.reports.sweep_results import CellRound, Made, Trial, TrialStore
+from thinwire.reports.sweep_results import CellRound, Trial, TrialSpec, TrialStore
 
 KEPT = Path(__file__).parents[2] / "docs" / "evidence" / "cells"
 DIGITS = 10  # of an accuracy: far more than decisions look at
@@ -77,7 +77,7 @@ def line(cell: Trial) -> str:
 
 def restored(text: str) -> Trial:
     """
-    >>> made = Made({"run": {}}, 20, "iid", "", "digest")
+    >>> made = TrialSpec({"run": {}}, 20, "iid", "", "digest")
     >>> cell = Trial(made, "done", "", 0, 10, {METRIC: 0.5}, {}, 40, 40, [CellRound("all", 4, 0.0, 9, 40, {})] * 2)
     >>> restored(line(cell)) == cell
     True
@@ -88,7 +88,7 @@ def restored(text: str) -> Trial:
     rounds = [CellRound("all", selected, 0.0, up, down, _metrics(accuracy)) for selected, up, down, accuracy in columns]
     dense_up, dense_down = told["dense"]
     return Trial(
-        Made(**told["made"]), "done", "", 0, told["size"], _metrics(told["final"]), {}, dense_up, dense_down,
+        TrialSpec(**told["made"]), "done", "", 0, told["size"], _metrics(told["final"]), {}, dense_up, dense_down,
         rounds, told["took_s"],
     )  # fmt: skip
 

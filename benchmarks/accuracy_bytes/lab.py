@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.accuracy_bytes.trials import Trial, Work
 from benchmarks.document import note
 from thinwire.client.task import load_task
-from thinwire.reports.sweep_results import Made, TrialStore
 from thinwire.reports.sweep_results import Trial as Cell
+from thinwire.reports.sweep_results import TrialSpec, TrialStore
 from thinwire.simulation.sweep import Progress, Sweep, run_sweep
 
 Found = dict[Trial, list[Cell]]
@@ -34,13 +34,13 @@ class Lab:
         there = self.run(work, all_made, about)
         return {trial: [there[one.digest] for one in ones] for trial, ones in made.items()}
 
-    def run(self, work: Work, made: tuple[Made, ...], about: str) -> dict[str, Cell]:
+    def run(self, work: Work, made: tuple[TrialSpec, ...], about: str) -> dict[str, Cell]:
         def shown(progress: Progress) -> None:
             hours = f", about {progress.left_s / 3600:.2f} hours" if progress.left_s is not None else ""
-            if progress.cell is None:
+            if progress.trial is None:
                 note(f"{work.name}: {about}: {progress.missing} of {len(made)} runs to be made{hours}")
             elif progress.done % 10 == 0 or progress.done == progress.missing:
-                took = f"the last took {progress.cell.took_s:.0f} s"
+                took = f"the last took {progress.trial.took_s:.0f} s"
                 note(f"{work.name}: {about}: {progress.done} of {progress.missing}; {took}{hours}")
 
         sweep = Sweep(work.task, tuple({one.digest: one for one in made}.values()))

@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.accuracy_bytes.trials import Chain, Trial, Work
 from thinwire.client.task import load_task
-from thinwire.simulation.sweep import run_cell
+from thinwire.simulation.sweep import run_trial
 
 ROUNDS, WARM = 8, 2
 SEED = 1
@@ -18,6 +18,6 @@ def round_seconds(work: Work, rates: Mapping[Chain, float]) -> dict[Chain, float
     digest = load_task(work.task).source_digest
     found = {}
     for chain, rate in rates.items():
-        cell = run_cell(work.task, Trial(work, chain, rate, ROUNDS).made(SEED, digest))
+        cell = run_trial(work.task, Trial(work, chain, rate, ROUNDS).made(SEED, digest))
         found[chain] = median(one.seconds for one in cell.rounds[WARM:])
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.compression.chain import PLAIN
 from thinwire.core.plan import RunPlan
-from thinwire.reports.sweep_results import Made
+from thinwire.reports.sweep_results import TrialSpec
 from thinwire.simulation.sweep import plan_of
 
 TASKS = Path(__file__).parent / "tasks"
@@ -92,5 +92,5 @@ class Trial:
         """As its cells are made: nobody's weight is capped, as when the first of them were."""
         return plan_of(self.made(seed, ""))
 
-    def made(self, seed: int, task_digest: str) -> Made:
-        return Made(self.keys(seed), self.clients, self.split or self.work.split, "", task_digest)
+    def made(self, seed: int, task_digest: str) -> TrialSpec:
+        return TrialSpec(self.keys(seed), self.clients, self.split or self.work.split, "", task_digest)

@@ -78,7 +78,7 @@ def test_a_lab_makes_only_the_cells_that_are_missing(tmp_path, monkeypatch):
         made.append((trial, seed))
         return dataclasses.replace(MadeUp(tmp_path, {}).cell(trial, seed), made=what)
 
-    monkeypatch.setattr("thinwire.simulation.sweep.run_cell", one_made)
+    monkeypatch.setattr("thinwire.simulation.sweep.run_trial", one_made)
     few, more = [Trial(MODEL.work, FP32, 0.2, 4)], [Trial(MODEL.work, chain, 0.2, 4) for chain in (FP32, BOLD)]
     wanted = [(trial, seed) for trial in more for seed in (1, 2, 3)]
     first = Lab(tmp_path, workers=1).cells(MODEL.work, few, (1, 2), "a few")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.gated_client import NOON, Device
 from tests.support.small_task import cross_entropy
-from thinwire.client.admission import Limit
+from thinwire.client.admission import WorkLimit
 from thinwire.client.policy import Policy
 from thinwire.client.train.schedule import Clock
 from thinwire.core.types import Failure, ReplyHeader, Work
@@ -25,8 +25,8 @@ class Hour:
     def local(self) -> datetime:
         return NOON + timedelta(seconds=self.seconds - 100.0)
 
-    def limit(self, **policy: Any) -> Limit:
-        return Limit(Policy(**policy), Clock(lambda: self.seconds), self.local)
+    def limit(self, **policy: Any) -> WorkLimit:
+        return WorkLimit(Policy(**policy), Clock(lambda: self.seconds), self.local)
 
 
 def test_work_ends_after_the_minutes_that_are_allowed() -> None:

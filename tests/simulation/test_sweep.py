@@ -118,11 +118,11 @@ def test_the_first_finished_run_tells_how_long_the_others_take(task: str, tmp_pa
     cells, seen = TrialStore(tmp_path / "group"), list[Progress]()
     run_sweep(Sweep.of(task, plans({}, seeds=2), 2, "iid"), cells, on_progress=seen.append)
     assert [one.left_s for one in seen[:1] + seen[2:]] == [None, 0.0]
-    assert seen[1].cell is not None
-    assert seen[2].cell is not None
-    assert seen[1].left_s == pytest.approx(seen[1].cell.took_s)
+    assert seen[1].trial is not None
+    assert seen[2].trial is not None
+    assert seen[1].left_s == pytest.approx(seen[1].trial.took_s)
     run_sweep(Sweep.of(task, plans({}, seeds=3), 2, "iid"), cells, on_progress=seen.append)
-    assert seen[3].left_s == pytest.approx((seen[1].cell.took_s + seen[2].cell.took_s) / 2)  # before it begins
+    assert seen[3].left_s == pytest.approx((seen[1].trial.took_s + seen[2].trial.took_s) / 2)  # before it begins
 
 
 def test_a_run_that_fails_is_a_result_like_others(task: str, tmp_path: Path) -> None:

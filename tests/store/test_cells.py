@@ -9,12 +9,12 @@ import pytest
 from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost, NotFound, UsageError
 from thinwire.reports.comparison import Link, compare, curve, figures, reached
-from thinwire.reports.sweep_results import CellRound, Made, Trial, TrialStore, groups
+from thinwire.reports.sweep_results import CellRound, Trial, TrialSpec, TrialStore, groups
 
 
 def cell(codec: str = "int8", seed: int = 1, values: tuple[float, ...] = (0.5, 0.8, 0.9), up: int = 100) -> Trial:
     plan = RunPlan.parse(f'[run]\ntask="toy"\nseed={seed}\n[local]\nlr=1\n[uplink]\ncodec="{codec}"')
-    made = Made(plan.to_json(), 4, "iid", "", "digest")
+    made = TrialSpec(plan.to_json(), 4, "iid", "", "digest")
     rounds = [CellRound("all", 4, 2.0, up, 1000, {"accuracy": value, "loss": 1 - value}) for value in values]
     return Trial(made, "done", "", 0, 10, rounds[-1].metrics, {}, 4000, 4000, rounds)
 

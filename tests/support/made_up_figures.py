@@ -9,7 +9,7 @@ from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.models import FIRST_B, Model, Seeds
 from benchmarks.accuracy_bytes.selection import FALLBACK
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Chain, Trial, Work
-from thinwire.reports.sweep_results import CellRound, Made
+from thinwire.reports.sweep_results import CellRound, TrialSpec
 from thinwire.reports.sweep_results import Trial as Cell
 
 BOLD, MILD = Chain("topk(0.01) > sign > rice"), Chain("topk(0.02) > sign > rice")
@@ -42,5 +42,5 @@ class MadeUp(Lab):
         values = [(best - max(0, 40 - number)) / 100 for number in range(1, trial.rounds + 1)]
         each = BYTES[dataclasses.replace(trial.chain, down="identity")]
         rounds = [CellRound("all", 4, 1.0, each * 4, 16_000, {"accuracy": value}) for value in values]
-        made = Made(trial.plan(seed).to_json(), 20, trial.split, "", "digest")
+        made = TrialSpec(trial.plan(seed).to_json(), 20, trial.split, "", "digest")
         return Cell(made, "done", "", 0, 1000, rounds[-1].metrics, {}, 4000, 4000, rounds, 1.0)

@@ -260,7 +260,7 @@ def swept(
     group = name or base.run.task
     cells = TrialStore.named(aggregator_home(home).sweeps, group)
     sweep = Sweep.of(task_spec(base.run.task, file, task), plans, clients, split, data)
-    told = Told(cells, list(axes), len(sweep.made), workers)
+    told = Told(cells, list(axes), len(sweep.specs), workers)
     try:
         made = run_sweep(sweep, cells, workers=workers, on_progress=told.progress)
     except KeyboardInterrupt:
@@ -287,12 +287,12 @@ class Told:
             self.estimate_s = left_s
         unknown = left_s is None or progress.done == progress.missing
         rest = "" if unknown else f"; about {formatting.duration(left_s)} left"
-        if progress.cell is None:
+        if progress.trial is None:
             there = f", {self.total - progress.missing} are there already" if progress.missing < self.total else ""
             total = formatting.counted(self.total, "run")
             console.note(f"{progress.missing} of {total} to make{there}; {self.workers} at once{rest}")
             return
-        cell, plan = progress.cell, progress.cell.made.plan
+        cell, plan = progress.trial, progress.trial.made.plan
         settings = [f"{key}={reduce(getitem, key.split('.'), plan)}" for key in self.keys]
         metric, seed = cell.plan.run.metric, f"run.seed={cell.plan.run.seed}"
         text = f"{metric} {formatting.figure(cell.metrics.get(metric))}" if cell.status == "done" else cell.status_text

@@ -1,7 +1,7 @@
 """Admit or decline each assignment before anything is loaded, and end work that takes too long.
 
 `AdmissionController` admits an assignment if its plan is known and `policy_rules` allow it by the owner's policy. A
-stop needs no admission. `DailyQuota` and `QuotaFile` count what was admitted today. `Limit` ends the work on one
+stop needs no admission. `DailyQuota` and `QuotaFile` count what was admitted today. `WorkLimit` ends the work on one
 assignment by the owner's `max_assignment_minutes`, and by `hours` if `hours_end_work` is true.
 
 The count is on disk before the work begins, so that a kill does not undo it. One file, `policy.json`, holds the day,
@@ -103,10 +103,10 @@ class AdmissionController:
         """Return the most bytes that a task's own train() may keep in the state of one run."""
         return int(self.policy.max_state_mb * MB)
 
-    def limit(self, clock: Clock) -> Limit | None:
+    def limit(self, clock: Clock) -> WorkLimit | None:
         """Return the limit of work that begins now, by the current policy; None if there is no owner."""
         with self._lock:
-            return Limit(self.policy, clock, self._now) if self._owned else None
+            return WorkLimit(self.policy, clock, self._now) if self._owned else None
 
     def allows(self, kind: Kind) -> bool:
         """Return True if the owner allows work of this kind, also as a part of other work."""
@@ -342,7 +342,7 @@ SAMPLE_S = 30.0  # seconds of training before the rest is estimated: first steps
 ESTIMATE_SLACK = 2.0  # work ends early if its estimate is more than this multiple of the limit
 
 
-class Limit:
+class WorkLimit:
     """The owner's limit on the work for one assignment, counted from the moment when this is made.
 
     `clock` measures seconds, `local` returns the device's time of day.

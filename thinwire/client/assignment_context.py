@@ -26,7 +26,7 @@ from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Assignment, Vector
 
 if TYPE_CHECKING:
-    from thinwire.client.admission import Limit
+    from thinwire.client.admission import WorkLimit
     from thinwire.client.executor import Executor
     from thinwire.client.train.protocol import ClientInfo
     from thinwire.core.fleet import Delivery
@@ -73,7 +73,7 @@ class AssignmentContext:
     queue_s: float = 0.0
     may_measure: bool = True
     uplink_estimator: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
-    limit: Limit | None = None  # the owner's
+    limit: WorkLimit | None = None  # the owner's
     began: float = 0.0  # when the work on the assignment began, by `clock`
     max_state_bytes: int = 0  # of `context.state`, the owner's limit
     loaded: Callable[[Vector | None], None] = lambda buffers: None  # called with the float buffers of the loaded model

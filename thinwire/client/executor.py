@@ -356,7 +356,7 @@ def _wrong(raw: Sequence[str]) -> TrainError:
     return (BadUsage if kind == "BadUsage" else BadTask)(what, why, hint)
 
 
-@lru_cache(maxsize=8)  # one for each run, whatever the number of its rounds, and of the clients of a simulation
+@lru_cache(maxsize=8)  # computed once for each run, not for each round and simulated client
 def local_of(section: LocalSection, clip: float = 0.0, prox: float = 0.0) -> Local:
     """Return the plan's [local], with what the round and the algorithm set in its place."""
     instead = {"clip_grad": clip} if clip else {}

@@ -388,6 +388,6 @@ class AssignmentHandler:
         plan = self.admission.plans.known(assignment)  # most assignments name their plan by its digest
         if not is_protected(replace(assignment, plan=plan or assignment.plan)):
             return failure
-        with contextlib.suppress(DataLost):  # that a task failed may tell of its data: another try is booked apart
+        with contextlib.suppress(DataLost):  # a failure may reveal data, so the next attempt is booked
             self.admission.mark_answered(assignment.identity, assignment.assignment_id)
         return errors.without_details(failure)

@@ -57,7 +57,7 @@ class DeviceFacts:
 
 
 class Loop:
-    """The loop of a client: pull, train, push, until it is told to stop.
+    """The loop of a client: it pulls, trains and pushes until `ending` is set.
 
     `run` works in the calling thread and pulls in another one. `calls` may give up only with `--once`; then the loop
     ends after a run.
@@ -290,7 +290,7 @@ class Loop:
 
         def send(advertisement: PhaseReply) -> None:
             def push() -> None:
-                if not self._push(handler, advertisement):  # nobody waits for this client in the round
+                if not self._push(handler, advertisement):  # the round goes on without this client
                     handler.rounds.forget(assignment.assignment_id)
 
             if not self._advertisements.offer(advertisement):

@@ -68,7 +68,7 @@ class BaseModelCache:
 
 
 def _whole(parts: tuple[Part, ...]) -> bool:
-    """Return True if the parts are the same model for every client, whatever version it has."""
+    """Return True if the parts are the whole model, which is the same for every client."""
     kinds = {part.name.partition("/")[0] for part in parts}
     return FULL in kinds and kinds <= {FULL, BUFFERS}
 

@@ -241,8 +241,8 @@ _CODECS = _DeviceCodecs()
 def _contradiction(assignment: _Assignment) -> Denied | None:
     """Decline a plan under masks or with privacy that `thinwire plan check` refuses: it may promise what no run keeps.
 
-    The aggregator's check protects nobody from the aggregator. A plan without masks or privacy promises nothing that
-    this check could hold. It stands after the rules of the device's owner, because it may import an installed codec.
+    The aggregator's own check does not protect a device from the aggregator. A plan without masks or privacy promises
+    nothing, so it is not checked. This rule is the last one, because it may import an installed codec.
     """
     if not assignment.plan.is_protected:
         return None

@@ -101,8 +101,8 @@ def release_of(plan: RunPlan, layout: Layout, selected: int) -> tuple[str, str]:
 def private_steps(plan: RunPlan, size: int) -> PrivateSteps:
     """Return the numbers of the private steps of a plan with `mode = "example"`, for a model of this size.
 
-    They follow from the plan alone. What an assignment says of steps and batches is not read, because the ledger counts
-    what the plan says.
+    They follow from the plan alone. The steps and batches of an assignment are ignored, because the ledger books those
+    of the plan.
     """
     from thinwire.privacy.noise_plan import noise_plan
 

@@ -23,8 +23,8 @@ class Reloader:
 
     `requested` is set by `thinwire client reload`; `reread` returns the owner's policy from its file.
 
-    Invariant: the client continues, whatever is wrong with the new code or policy. It keeps the policy that it had, and
-    assignments fail with the error of the code.
+    Invariant: an error in the new code or policy does not end the client. It keeps its former policy, and assignments
+    fail with the error of the code.
     """
 
     def __init__(

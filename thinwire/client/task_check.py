@@ -183,9 +183,9 @@ def _rehearse(runtime: TaskRuntime, client: ClientInfo, plan: RunPlan, initial: 
 def _trained(
     runtime: TaskRuntime, client: ClientInfo, plan: RunPlan, steps: int, key: Key, before: Context | None = None
 ) -> tuple[Trained, Context]:
-    """Train the module for `steps`; return the counts, and what a task's own train() told its context.
+    """Train the module for `steps`; return the counts, and the context as a task's own train() left it.
 
-    `before` is the context of the round before, whose state goes on.
+    `before` is the context of the round before, whose state the training gets.
     """
     local, max_bytes = assigned(plan, steps), int(Policy().max_state_mb * MB)
     made, state = (before.round, before.state) if before is not None else (0, {})

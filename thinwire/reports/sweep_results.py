@@ -32,7 +32,7 @@ AGAIN = "remove it: the sweep makes it again"
 
 
 @dataclass(frozen=True)
-class Made:
+class TrialSpec:
     """Holds everything that a cell's figures depend on, except this program's version."""
 
     plan: dict[str, Any]  # resolved
@@ -70,7 +70,7 @@ class Trial:
     `failures` names for the first failed assignments the client, and the place in the task.
     """
 
-    made: Made
+    made: TrialSpec
     status: str
     status_text: str
     exit_code: int
@@ -88,7 +88,7 @@ class Trial:
 
     @classmethod
     def of(
-        cls, made: Made, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0, failures: Sequence[str] = ()
+        cls, made: TrialSpec, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0, failures: Sequence[str] = ()
     ) -> Trial:
         """Return the cell of a run that is over, from its rows."""
         told = [
@@ -118,7 +118,7 @@ class Trial:
         if said.pop("format") != FORMAT:
             raise ValueError("a cell of another version")
         rounds = [CellRound(**one) for one in said.pop("rounds")]
-        return cls(made=Made(**said.pop("made")), rounds=rounds, **said)
+        return cls(made=TrialSpec(**said.pop("made")), rounds=rounds, **said)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from thinwire.client.task import load_task, parse_split
 from thinwire.client.train.runtime import use_threads
 from thinwire.core.errors import ThinwireError
 from thinwire.core.plan import RunPlan
-from thinwire.reports.sweep_results import Made, Trial, TrialStore
+from thinwire.reports.sweep_results import Trial, TrialSpec, TrialStore
 from thinwire.simulation.history import RunFailed
 from thinwire.simulation.run import simulate
 
-BEFORE = {"cohort": {"max_weight": "none"}}  # values of keys that are newer than stored results, as they were before
+OLD_DEFAULTS = {"cohort": {"max_weight": "none"}}  # of keys that are newer than some stored results
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Sweep:
     """Holds the runs of a sweep. `task` is NAME=MODULE, because each worker process imports it."""
 
     task: str
-    made: tuple[Made, ...]
+    specs: tuple[TrialSpec, ...]
 
     @classmethod
     def of(cls, task: str, plans: Sequence[RunPlan], clients: int, split: str, data: Path | None = None) -> Sweep:
         """Return the sweep of these plans, without duplicates; raise `UsageError` for a split that is not valid."""
         parse_split(split)
         digest, place = load_task(task).source_digest, str(data.absolute()) if data else ""
-        made = [Made(plan.to_json(), clients, split, place, digest) for plan in plans]
-        return cls(task, tuple({one.digest: one for one in made}.values()))
+        specs = [TrialSpec(plan.to_json(), clients, split, place, digest) for plan in plans]
+        return cls(task, tuple({one.digest: one for one in specs}.values()))
 
-    def missing(self, cells: TrialStore) -> list[Made]:
-        """Return the runs that have no result in `cells` yet."""
-        there = cells.all()
-        return [one for one in self.made if one.digest not in there]
+    def missing(self, trials: TrialStore) -> list[TrialSpec]:
+        """Return the runs that have no result in `trials` yet."""
+        finished = trials.all()
+        return [one for one in self.specs if one.digest not in finished]
 
 
 def grid(axes: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Iterator[dict[str, str]]:
@@ -58,60 +58,60 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Iterator[di
             yield {**dict(zip(axes, values, strict=True)), "run.seed": str(seed)}
 
 
-def run_cell(task: str, made: Made) -> Trial:
+def run_trial(task: str, spec: TrialSpec) -> Trial:
     """Run one simulation on one thread and return its result; runs in parallel do not change its bits."""
     use_threads(1)
     began = time.perf_counter()
     try:
         history = simulate(
             task,
-            plan_of(made),
-            clients=made.clients,
-            split=made.split,
-            data=Path(made.data) if made.data else None,
+            plan_of(spec),
+            clients=spec.clients,
+            split=spec.split,
+            data=Path(spec.data) if spec.data else None,
             progress=False,
         )
     except RunFailed as error:
         history = error.history
-    return Trial.of(made, history.run, history.rounds, time.perf_counter() - began, history.failures)
+    return Trial.of(spec, history.run, history.rounds, time.perf_counter() - began, history.failures)
 
 
-def plan_of(made: Made) -> RunPlan:
+def plan_of(spec: TrialSpec) -> RunPlan:
     """Return the plan of a run. A key that the stored plan does not have gets the value that leaves the results
     unchanged.
     """
-    sections = {name: {**keys, **made.plan.get(name, {})} for name, keys in BEFORE.items()}
-    return RunPlan.from_json({**made.plan, **sections})
+    sections = {name: {**keys, **spec.plan.get(name, {})} for name, keys in OLD_DEFAULTS.items()}
+    return RunPlan.from_json({**spec.plan, **sections})
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Holds how far a sweep is: `done` of `missing` runs, of which `cell` is the latest one; None before the first.
+    """The progress of a sweep: `done` of `missing` runs. `trial` is the latest of them, None before the first.
 
     `left_s` estimates the seconds until all runs are done; None until a run of the group has finished.
     """
 
     missing: int
     done: int = 0
-    cell: Trial | None = None
+    trial: Trial | None = None
     left_s: float | None = None
 
 
-def time_left_s(finished: Iterable[Trial], missing: Sequence[Made], workers: int) -> float | None:
+def time_left_s(finished: Iterable[Trial], missing: Sequence[TrialSpec], workers: int) -> float | None:
     """Return the seconds that `workers` take for the missing runs, at the speed of the finished ones; None if no
     finished run has a round.
     """
-    timed = [cell for cell in finished if cell.took_s and cell.rounds]
+    timed = [trial for trial in finished if trial.took_s and trial.rounds]
     if not timed:
         return None
-    each = sum(cell.took_s for cell in timed) / sum(len(cell.rounds) for cell in timed)
+    each = sum(trial.took_s for trial in timed) / sum(len(trial.rounds) for trial in timed)
     rounds = sum(int(one.plan["run"]["rounds"]) for one in missing)
     return each * rounds / max(1, min(workers, len(missing)))
 
 
 def run_sweep(
     sweep: Sweep,
-    cells: TrialStore,
+    trials: TrialStore,
     *,
     workers: int = 1,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -122,28 +122,28 @@ def run_sweep(
     An exception from the import of the task or from this program ends the sweep. A run that fails is a result like
     others.
     """
-    finished, missing = cells.all(), {one.digest: one for one in sweep.missing(cells)}
+    finished, missing = trials.all(), {one.digest: one for one in sweep.missing(trials)}
     runs = list(missing.values())
-    cells.request(one.digest for one in sweep.made)
+    trials.request(one.digest for one in sweep.specs)
     if runs:
         with _pool(min(workers, len(runs))) as pool:
             on_progress(Progress(len(runs), left_s=time_left_s(finished.values(), runs, workers)))
-            for done, cell in enumerate(_made(sweep.task, runs, pool), start=1):
-                cells.keep(cell)
-                finished[cell.made.digest] = cell
-                del missing[cell.made.digest]
+            for done, trial in enumerate(_run_trials(sweep.task, runs, pool), start=1):
+                trials.keep(trial)
+                finished[trial.made.digest] = trial
+                del missing[trial.made.digest]
                 left_s = time_left_s(finished.values(), list(missing.values()), workers)
-                on_progress(Progress(len(runs), done, cell, left_s))
-    there = cells.all()
-    return [there[one.digest] for one in sweep.made]
+                on_progress(Progress(len(runs), done, trial, left_s))
+    finished = trials.all()
+    return [finished[one.digest] for one in sweep.specs]
 
 
-def _made(task: str, missing: Sequence[Made], pool: Executor | None) -> Iterator[Trial]:
+def _run_trials(task: str, missing: Sequence[TrialSpec], pool: Executor | None) -> Iterator[Trial]:
     if pool is None:
         for one in missing:
-            yield run_cell(task, one)
+            yield run_trial(task, one)
         return
-    waiting: list[Future[Trial]] = [pool.submit(run_cell, task, one) for one in missing]
+    waiting: list[Future[Trial]] = [pool.submit(run_trial, task, one) for one in missing]
     for future in as_completed(waiting):
         yield future.result()
 

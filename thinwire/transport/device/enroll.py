@@ -150,7 +150,7 @@ def _request_enrollment(connection: Connection, url: str, request: HttpRequest) 
 
 
 def _refused(refusal: ApiError, url: str) -> ThinwireError:
-    """Return the error for a person who waits: a refusal that will not change with time is `Refused`."""
+    """Return a refused enrollment as an error: `Refused` if trying again later cannot help."""
     error = refusal_error(refusal, url, tls=True)
     final = refusal.kind in ("invitation", "name", "revoked", "protocol")
     return Refused(error.what, error.why, error.hint) if final else error

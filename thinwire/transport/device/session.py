@@ -316,7 +316,7 @@ def translate_errors(
 
 
 def no_answer_error(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> Unreachable:
-    """Return the error if nobody answered, or nobody who is trusted."""
+    """Return the error of a request that no trusted aggregator answered."""
     why = plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)  # the text may quote a stranger
     what = f"cannot reach the aggregator at {url}"
     hint = "start it there (thinwire aggregator start); is the address right, does a firewall let it pass?"

@@ -5,19 +5,19 @@ A figure is worth what its rules are, and these were not all there from the begi
 
 from __future__ import annotations
 
-# The third protocol has candidates below one bit, which were named before any of them had run on any seed, beside the two
-# chains that the second had decided for, and its seeds B begin at 6000. It has decided the digits and the cnn. Of the
-# code_lm it has decided the rounds alone: what is told of it is the second's. Its file has changed in names since. One
-# cell of fp32 made again was equal to the last digit, so those of fp32 count in the third protocol too; one of `eden(1)`
-# was not, so those of codecs do not. docs/evidence/cells has the runs of the third protocol, its folder `second` those
-# of the first two.
+# The third protocol has candidates below one bit, which were named before any of them had run on any seed, beside the
+# two chains that the second had decided for, and its seeds B begin at 6000. It has decided the digits and the cnn. Of
+# the code_lm it has decided the rounds alone: what is told of it is the second's. Its file has changed in names since.
+# One cell of fp32 made again was equal to the last digit, so those of fp32 count in the third protocol too; one of
+# `eden(1)` was not, so those of codecs do not. docs/evidence/cells has the runs of the third protocol, its folder
+# `second` those of the first two.
 PROTOCOL = {"digits": "third", "cnn": "third", "code_lm": "second"}
 
 FIRST = range(3_000, 3_030)  # seeds B of the first protocol
 FIRST_BOUND = -0.58  # points, of the chain fixed in advance, there
 NAMED = (
-    "candidates below one bit came on 26 November 2026, before any of them had run on any seed, and B begins at 6000; the "
-    "second protocol's figure is"
+    "candidates below one bit came on 26 November 2026, before any of them had run on any seed, and B begins at 6000; "
+    "the second protocol's figure is"
 )
 CHANGED = {
     "digits": (

@@ -135,7 +135,11 @@ def round_trip(found: Found, beside: Found) -> dict[str, Any]:
     ]  # fmt: skip
     good = [one for one in rows if _costs_nothing(one["difference"])]
     best = max(good, key=lambda one: float(one["ratio"]), default=None)
-    return {"rows": plain(rows), "best": plain(best), "why": "" if best else "none is non-inferior on the first seeds A"}
+    return {
+        "rows": plain(rows),
+        "best": plain(best),
+        "why": "" if best else "none is non-inferior on the first seeds A",
+    }
 
 
 def _costs_nothing(found: Paired) -> bool:

@@ -108,7 +108,7 @@ class Protocol:
         return self.lab.cells(self.model.work, trials, self.model.seeds.seeds_b, "seeds B")
 
     def round_trip(self, rounds: int, rates: Rates, selected: Chain) -> Found:
-        """The selected chain with each downlink, on the first seeds A, at its own rate; nothing where plans refuse one."""
+        """The selected chain with each downlink, on the first seeds A, at its rate; nothing if plans refuse one."""
         ways = [replace(selected, down=down) for down in self.model.ways_down]
         trials = [Trial(self.model.work, chain, rates[selected], rounds) for chain in ways]
         allowed = [trial for trial in trials if not trial.plan(0).check(codecs)]

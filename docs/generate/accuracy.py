@@ -21,6 +21,7 @@ from docs.generate.table import table
 from thinwire.cli.runs.compare import Curve, svg
 
 Part = Mapping[str, Any]
+GOALS = {"digits": "250", "cnn": "250", "code_lm": "100"}
 STOPS = 6  # rounds at which the gap is told
 TOLD_LINKS = tuple(link_name(link) for link in LINKS)
 
@@ -56,8 +57,9 @@ def _differing() -> str:
     for name, model in FULL.items():
         seeds, part = model.seeds, finished(document, name)
         counts = (seeds.rounds, seeds.rates, seeds.early, seeds.a, seeds.b)
-        sweeps = f"{seeds.sweep} seeds" if model.factors else "none"
-        sweeps += f", {seeds.cohorts} of cohorts" if model.factors and seeds.cohorts else ""
+        swept = model.factors and (not part or part["factors"])
+        sweeps = f"{seeds.sweep} seeds" if swept else "none"
+        sweeps += f", {seeds.cohorts} of cohorts" if swept and seeds.cohorts else ""
         candidates = len(part["first_of_a"] if part else model.candidates)
         more = candidates, f"{100 * model.tuned_after:.0f} %", sweeps, len(model.ways_down)
         lines.append((name, f"`{model.work.split}`", *map(str, (*counts, *more))))
@@ -70,11 +72,11 @@ def _figures(document: Part) -> str:
     for (figure, value), name in zip(figures(document).items(), FULL, strict=True):
         part = finished(document, name)
         if part is None:
-            lines.append((f"`{figure}`", "not there", "100", reasons(document)[figure], ""))
+            lines.append((f"`{figure}`", "not there", GOALS[name], reasons(document)[figure], ""))
             continue
         conclusion, made = part["conclusion"], f"`{part['command']}` at {part['commit'][:12]}, {part['at']}"
         of = f"{code(conclusion['chain'])}: {conclusion['why']}" if conclusion["chain"] else conclusion["why"]
-        lines.append((f"`{figure}`", f"{value:.1f}", "100", of, made))
+        lines.append((f"`{figure}`", f"{value:.1f}", GOALS[name], of, made))
     return table(("figure", "measured", "goal", "of", "made by"), lines)
 
 
@@ -195,5 +197,6 @@ def _round_trip(part: Part) -> str:
         return f"Round trip: not measured ({trip['why']}).\n"
     rows = [(code(one["down"], down=True), *_bounded(one["difference"]), f"{one['ratio']:.1f}") for one in trip["rows"]]
     best = f"`{trip['best']['down']}` with {trip['best']['ratio']:.1f}" if trip["best"] else trip["why"]
-    said = f"Both ways, {code(chosen)} up, against fp32 both ways, on {trip['rows'][0]['difference']['seeds']} seeds A. The best that costs nothing: {best}."
+    on = f"on {trip['rows'][0]['difference']['seeds']} seeds A"
+    said = f"Both ways, {code(chosen)} up, against fp32 both ways, {on}. The best that costs nothing: {best}."
     return f"{said}\n\n{table(('down', 'to fp32, points', 'bound', 'round-trip ratio'), rows)}\n"

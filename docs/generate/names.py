@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from benchmarks.accuracy_bytes.trials import FP32
 from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.core.plan_schema import UplinkSection
 
 NAMES = {FP32.name: "fp32"}
+BETWEEN_OPTIONS = re.compile(r", (?![^()]*\))")  # a comma that is not between the parameters of a codec
 
 
 def key(name: str) -> str:
@@ -22,8 +25,10 @@ def code(chain: str, down: bool = False) -> str:
 
     >>> code("topk(0.02) > sign > rice, ef21"), code("stc(0.04), decay 0.9")
     ('`topk(0.02) > sign > rice`, `feedback = "ef21"`', '`stc(0.04)`, `decay = 0.9`')
+    >>> code("randk(0.1, unbiased) > eden(1), none")
+    '`randk(0.1, unbiased) > eden(1)`'
     """
-    spec, *options = name_of(chain).split(", ")
+    spec, *options = BETWEEN_OPTIONS.split(name_of(chain))
     if chain == FP32.name:
         return spec
     if down:

@@ -48,7 +48,7 @@ class Site:
     def _loss(self, model: Any, batch: Any) -> Any:
         if not self.began:
             self.began.append(time.time())
-            until(lambda: any(one.startswith("small-2.") for one in tuple(self.link.held)))
+            until(lambda: any(one.startswith("small-2.") for one in tuple(self.link.in_flight)))
             time.sleep(WAITED_S)
         return cross_entropy(model, batch)
 

@@ -281,8 +281,8 @@ def test_what_was_sent_is_said_and_when_late_what_took_longest(upload_s: float, 
 def test_a_masked_update_is_said_to_be_masked_and_no_stage_is_blamed_for_its_delay() -> None:
     assignment = Assignment("a", "r", "t", "train", {}, round=7, deadline_s=10.0, secure=SecureWork(4, 0, 1.0))
     header = without_facts(ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=(Part("masked", 1234, ""),)))
-    assert sent(assignment, header, 0.5, 5.0) == "round 7: sent 1,234 bytes under masks"
-    assert sent(assignment, header, 0.5, 30.0) == "round 7: sent 1,234 bytes under masks, 20.0 s late"
+    assert sent_line(assignment, header, 0.5, 5.0) == "round 7: sent 1,234 bytes under masks"
+    assert sent_line(assignment, header, 0.5, 30.0) == "round 7: sent 1,234 bytes under masks, 20.0 s late"
 
 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:

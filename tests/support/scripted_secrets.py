@@ -32,7 +32,7 @@ from thinwire.privacy.participant import SecureIdentity
 from thinwire.transport.device.identity import KEY_FILE
 
 Leaves = Mapping[str, Mapping[str, str]]  # name -> round -> phase
-_simulated, _answer = secure.simulated_identity, secure.SecureRounds.answer
+_simulated, _handle = secure.simulated_identity, secure.SecureRounds.handle
 
 
 def scripted_identity(name: str) -> SecureIdentity:
@@ -52,17 +52,17 @@ def put_key(folder: Path, name: str) -> None:
 def leaving(leaves: Leaves, dies: bool = False) -> Any:
     """A patch by which clients leave rounds in the phases that `leaves` names."""
 
-    def answer(self: secure.SecureRounds, delivery: Delivery) -> PhaseReply | None:
+    def handle(self: secure.SecureRounds, delivery: Delivery) -> PhaseReply | None:
         training = training_id(delivery.assignment.assignment_id)
         _, number, name = training.rsplit(".", 2)
         if leaves.get(name, {}).get(number) != phase_of(delivery.assignment.assignment_id):
-            return _answer(self, delivery)
+            return _handle(self, delivery)
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
         self.forget(training)
         raise CannotReply(FAILED, "order", "it leaves, as the test wants")
 
-    return patch.object(secure.SecureRounds, "answer", answer)
+    return patch.object(secure.SecureRounds, "handle", handle)
 
 
 if __name__ == "__main__":

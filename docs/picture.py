@@ -20,7 +20,7 @@ from benchmarks.document import document
 
 HERE = Path(__file__).parent
 PICTURE, FIGURES = HERE / "images" / "run.png", HERE / "evidence" / "demo.json"
-HOME, LOGIN = re.compile(r"^state\s+(\S+)"), re.compile(r"http://127\.0\.0\.1:\d+/login\S*")
+HOME, LOGIN = re.compile(r"^web .*--home (\S+)\)"), re.compile(r"http://127\.0\.0\.1:\d+/login\S*")
 THINWIRE = Path(sys.executable).with_name("thinwire")
 SIZE: ViewportSize = {"width": 1400, "height": 1000}
 WAIT_MS = 180_000

@@ -45,6 +45,16 @@ def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: S
     expect(page).to_have_title(re.compile("done"))
 
 
+def test_the_clients_are_read_again_when_the_run_ends_shortly_after_they_were(store: Store, served: Shown, look: Open):
+    run = twelve_rounds(store)
+    client = look(served.url, f"runs/{run.run_id}").locator("#clients tbody tr", has_text="pi-07")
+    expect(client).to_contain_text("in round 12")
+    run.answer("pi-07", 1.4)
+    run.close("enough", 1.5)
+    run.status("done", "12 rounds")
+    expect(client).to_contain_text("idle")  # nothing comes after the end
+
+
 def test_the_list_of_runs_moves_too(store: Store, served: Shown, look: Open):
     page = look(served.url)
     expect(page.get_by_role("heading", name="Nothing yet")).to_be_visible()

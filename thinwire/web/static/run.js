@@ -26,7 +26,8 @@ export const RunPage = ({ id, news }) => {
   const [chosen, choose] = useQuery("round", null);
   const shown = useClients();
   const clients = shown.query; // which of them, and in which order
-  const known = useRef({ view: null, clients: null, at: 0 });
+  const known = useRef({ view: null, clients: null, at: 0, stale: false });
+  const [late, setLate] = useState(0);
   const read = async () => {
     const now = known.current;
     const due = now.clients !== clients || performance.now() - now.at > CLIENTS_MS;
@@ -34,11 +35,16 @@ export const RunPage = ({ id, news }) => {
     let found = await look(now.view);
     if (now.view && now.view.run.notes.join() !== found.run.notes.join()) found = await look(null); // more rounds leave a note, and another plan
     const view = merge(now.view, found);
-    known.current = { view, clients, at: due ? performance.now() : now.at };
+    known.current = { view, clients, at: due ? performance.now() : now.at, stale: !due };
     const early = view.opened && view.run.status !== "waiting" ? {} : { devices: await get("devices"), service: await get("service") };
     return { ...view, ...early };
   };
-  const { data, error } = useReading(read, news, [id, chosen, clients]);
+  const { data, error } = useReading(read, news, [id, chosen, clients, late]);
+  useEffect(() => { // the last news of a run may come before the clients' states are due
+    if (!known.current.stale) return undefined;
+    const timer = setTimeout(() => setLate((n) => n + 1), CLIENTS_MS);
+    return () => clearTimeout(timer);
+  }, [data]);
   const below = useAfterPaint(Boolean(data)); // thousands of elements, while the curves have a few
   useEffect(() => {
     document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";

@@ -120,7 +120,7 @@ def test_the_most_urgent_step_stands_alone(page: TestClient, store: Store):
     a_fleet(store, time.time())
     steps = {one["device"]: one["next_step"] for one in get(page, "devices")}
     assert steps["ward-4"].startswith("Compare its fingerprint")
-    assert steps["jetson-1"].startswith("Fix its task digits")
+    assert steps["jetson-1"].startswith("Fix its task digits: thinwire client doctor --name jetson-1 on the device")
     assert steps["cam-02"].startswith("Start its client again")
     assert steps["cam-01"].startswith("Install the code of digits"), "its clock is wrong too"
     assert steps["old-box"] == steps["pi-01"] == ""

@@ -255,7 +255,6 @@ def out(last: DeviceAction | None) -> str:
 
 
 SKEWED_S = 60.0  # from here on a person should set the device's clock
-DOCTOR = "thinwire client doctor"
 
 
 def next_step(info: DeviceInfo, standing: str, tasks: Sequence[models.Task], gone: bool) -> str:
@@ -265,12 +264,13 @@ def next_step(info: DeviceInfo, standing: str, tasks: Sequence[models.Task], gon
     """
     if standing != "approved":
         return "Compare its fingerprint with the one that it printed, then approve it." if standing == "pending" else ""
+    doctor = f"thinwire client doctor --name {info.hello.get('name', info.device)}"  # a renamed device has its own name
     for task in tasks:
         if task.error:
-            return f"Fix its task {task.name}: {DOCTOR} on the device shows what is wrong."
+            return f"Fix its task {task.name}: {doctor} on the device shows what is wrong."
     if not info.online and not gone:
         again = "again " if info.seen_at else ""
-        return f"Start its client {again}on the device; if it does not stay online, {DOCTOR} there shows why."
+        return f"Start its client {again}on the device; if it does not stay online, {doctor} there shows why."
     for task in tasks:
         if task.differs:
             return f"Install the code of {task.name} that the latest run has, then start its client again."

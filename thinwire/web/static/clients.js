@@ -46,7 +46,7 @@ const State = ({ client }) => {
 export const Clients = ({ run, page, shown }) => {
   const { clients, first, total } = page;
   const { ordered, query, turn, ...sorted } = shown;
-  const feeds = clients.some((c) => c.residual_ratio !== null);
+  const feeds = clients.some((c) => c.residual_ratio); // without feedback it is 0
   const simulated = clients.every((c) => c.wire_up === null && c.wire_down === null);
   return html`
     <${Section} id="clients" title="Clients" aside=${taking(page)}

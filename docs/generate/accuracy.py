@@ -64,7 +64,7 @@ def _differing() -> str:
         more = candidates, f"{100 * model.tuned_after:.0f} %", sweeps, len(model.ways_down)
         lines.append((name, f"`{model.work.split}`", *map(str, (*counts, *more))))
     seeds_of = "R: seeds", "rates: seeds", "first of A", "all A", "B"
-    return table(("model", "split", *seeds_of, "candidates", "rates after", "sweeps", "ways down"), lines)
+    return table(("model", "split", *seeds_of, "candidates", "rates after", "sweeps", "downlink codecs"), lines)
 
 
 def _figures(document: Part) -> str:
@@ -198,5 +198,6 @@ def _round_trip(part: Part) -> str:
     rows = [(code(one["down"], down=True), *_bounded(one["difference"]), f"{one['ratio']:.1f}") for one in trip["rows"]]
     best = f"`{trip['best']['down']}` with {trip['best']['ratio']:.1f}" if trip["best"] else trip["why"]
     on = f"on {trip['rows'][0]['difference']['seeds']} seeds A"
-    said = f"Both ways, {code(chosen)} up, against fp32 both ways, {on}. The best that costs nothing: {best}."
+    lead = "The fewest bytes of those that are non-inferior, or with fewer than 5 seeds lose under half a point"
+    said = f"Both ways, {code(chosen)} up, against fp32 both ways, {on}. {lead}: {best}."
     return f"{said}\n\n{table(('down', 'to fp32, points', 'bound', 'round-trip ratio'), rows)}\n"

@@ -35,8 +35,9 @@ def default_here(part: Part) -> str:
 
 
 def default_elsewhere(part: Part) -> str:
-    """Where one thing differs from the centre and one of these chains loses more than the margin on average."""
-    return " ".join(filter(None, (_elsewhere(part, chain.name) for chain in (DEFAULT, FALLBACK))))
+    """Where one thing differs from the centre and the selected chain or one of these loses more than the margin."""
+    chains = dict.fromkeys((part["conclusion"]["chain"], DEFAULT.name, FALLBACK.name))
+    return " ".join(filter(None, (_elsewhere(part, chain) for chain in chains)))
 
 
 def _elsewhere(part: Part, chain: str) -> str:

@@ -70,7 +70,7 @@ def test_a_round_that_was_not_opened_is_refused(thinwire, home, store):
 def test_the_document_has_phases_sums_and_the_protection_and_no_time_of_a_device(thinwire, home, store):
     four_rounds(store)
     found = thinwire("runs", "show", "--json", "--home", home).document
-    assert found["protection"]["least"] == 6
+    assert found["protection"]["min_survivors"] == 6
     assert found["not_evaluated"].endswith("evaluated by the next round's sum")
     second = found["rounds"][1]
     assert [(one["phase"], one["received"]) for one in second["phases"]] == [
@@ -88,7 +88,7 @@ def test_the_smallest_round_decides_the_protection_that_is_shown(thinwire, home,
     story.devices = DEVICES
     story.play()
     assert "up to 1 of 6 clients colluding" in thinwire("runs", "show", "--home", home).out
-    assert thinwire("runs", "show", "--json", "--home", home).document["protection"]["least"] == 4
+    assert thinwire("runs", "show", "--json", "--home", home).document["protection"]["min_survivors"] == 4
 
 
 def test_the_progress_names_the_open_phase_and_why_the_last_line_has_no_metrics(store):

@@ -73,7 +73,7 @@ def test_a_device_outside_the_roster_is_not_selected_and_the_others_get_their_su
 def test_a_device_with_another_key_than_on_the_roster_is_not_selected(tmp_path: Path) -> None:
     world = World(tmp_path, ON_IT)
     world.install({**ON_IT, "a": KEYS["e"]})
-    assert "a is not on the installed roster with its key" in waited(world.live())
+    assert "a, e: each is not on the installed roster with its key" in waited(world.live())
 
 
 @pytest.mark.parametrize("installed", [b"", b"{}", b'{"a": "no key"}'])

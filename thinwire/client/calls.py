@@ -1,9 +1,8 @@
 """Make the client's calls to the aggregator: retry them, send replies in the background, and record their success.
 
 `ReconnectBackoff` draws the waits between tries (exponential backoff with full jitter), and `Retrier` repeats a call
-after each wait. `BackgroundSender` is the thread that finishes and sends replies while the client trains, in the order
-in which they began. `Handover` passes a message to a thread that waits for it. `StatusReporter` wraps the client's
-link, and writes `ClientStatus` after each call, for `thinwire client status`.
+after each wait. `BackgroundSender` is the thread that finishes and sends replies in order while the client trains.
+`Handover` passes a message to a waiting thread. `StatusReporter` wraps the link, and writes `ClientStatus` after calls.
 """
 
 from __future__ import annotations
@@ -268,9 +267,8 @@ def sent_line(assignment: Assignment, header: ReplyHeader, upload_s: float, dura
     spent = {name: getattr(header.timings, field) for name, field in named.items()}
     if not any(spent.values()):  # a protected reply has no times, so what took longest is not known here
         return f"{line}, {duration_s - assignment.deadline_s:.1f} s late"
-    spent["upload"] = upload_s
-    what = max(spent, key=lambda name: spent[name])
-    return f"{line}, {duration_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
+    longest_s, what = max((upload_s, "upload"), *((seconds, name) for name, seconds in spent.items()))
+    return f"{line}, {duration_s - assignment.deadline_s:.1f} s late: {what} took {longest_s:.1f} s"
 
 
 STATUS_FILE = "status.json"

@@ -107,7 +107,7 @@ class RoundOpened(Event):
     sampling: Reasons = ()  # how clients were sampled, if not uniformly
     removed: list[str] = field(default_factory=list)  # considered when the round before opened, and not now
     considered: int = 0  # number of devices
-    device_s: float = 0.0  # that the run has had of devices, by which runs that share them take turns
+    device_s: float = 0.0  # device-seconds that the run has used; runs that share devices take turns by it
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class UpdateDropped(Event):
     device: str
     assignment_id: str
     update_id: str
-    reason: DropReason  # of this update alone; RoundClosed.dropped has those that a round without a step drops
+    reason: DropReason  # of this update alone; RoundClosed.dropped has those of a round without a step
     elapsed_s: float
     header: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
@@ -231,8 +231,9 @@ class UpdateDropped(Event):
 
 @dataclass(frozen=True)
 class ClientFailed(Event):
-    """Reports that an assignment will have no reply; one that `is_over` is no failure of the device.
+    """Reports that no round waits for the reply of an assignment any more; if `is_over`, the device has not failed.
 
+    After `offline` and `stale` a later reply may still count.
     `said` is a digest of what the device had reported about itself, if the failure would repeat until that report
     changes. It is "" in older journals, and for a device that had not reported anything yet.
     """
@@ -290,7 +291,7 @@ class RoundClosed(Event):
     reason: CloseReason
     version: int
     aggregated: list[str]  # update_ids in the order of aggregation
-    dropped: list[str]  # all updates of it that do not count; those without an UpdateDropped: for `reason`
+    dropped: list[str]  # all updates of it that do not count, without an UpdateDropped for `reason`
     outstanding: list[str]  # devices that had not replied
     elapsed_s: float
     seconds: float

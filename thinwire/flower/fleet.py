@@ -283,15 +283,15 @@ class FlowerFleet:
     async def _background(self) -> None:
         """Notice offline and renamed devices, store addresses and renew the certificate, for ever."""
         loop = asyncio.get_running_loop()
-        renewed_at, last_seen_at = -math.inf, loop.time()
+        renewed_at, next_write_at = -math.inf, loop.time()
         while True:
             self._presence.sweep()
             with suppress(ThinwireError):  # of the database: the next sweep may reach it
                 self._presence.renamed(self._roster.rows())
             if self._addresses is not None and self._listener.wires.known.changed:
                 await asyncio.to_thread(self._keep_known, self._listener.wires.known.to_bytes())
-            if self._heard_file is not None and loop.time() >= last_seen_at:
-                last_seen_at = loop.time() + self._heard_s
+            if self._heard_file is not None and loop.time() >= next_write_at:
+                next_write_at = loop.time() + self._heard_s
                 if (heard := self._presence.last_seen()) != self._heard:
                     self._heard, ahead = heard, self._clock.wall() - self._clock.now()
                     walls = {name: at + ahead for name, at in heard.items()}
@@ -322,5 +322,5 @@ def _read_known(path: Path | None) -> KnownAddresses:
     try:
         return KnownAddresses.from_bytes(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("the addresses of devices in %s is not readable, and are learned again: %s", path, error)
+        log.warning("the addresses of devices in %s are not readable, and are learned again: %s", path, error)
         return KnownAddresses()

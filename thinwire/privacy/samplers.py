@@ -61,8 +61,8 @@ class TableSampler:
     True
     """
 
-    thresholds: Words  # the upper 63 bits of each position, rising; the last is 2^63, above all positions
-    lower: Words  # the lower 64 bits
+    thresholds: Words  # the upper 63 bits of each threshold, rising; the last is 2^63, above all positions
+    lower: Words  # the lower 64 bits of each threshold
     guide: NDArray[np.uint32]  # entry b: thresholds below the first position whose upper bits are b
     distance: float
     digest: str
@@ -106,8 +106,8 @@ class TableSampler:
         guide = np.searchsorted(thresholds, edges).astype(np.uint32)
         for array in (thresholds, lower, guide):
             array.flags.writeable = False
-        # Twice Bernstein's bound for the tails, once for each of the weights (`_skellam_weights`); half a unit of
-        # 2^-127 for each of the thresholds, which are rounded down.
+        # Bernstein's bound: two for the tails, and two for each weight, of k and of -k (`_skellam_weights`); half a
+        # unit of 2^-127 for each of the thresholds, which are rounded down.
         distance = error + Fraction(2 * len(weights) + 2, 1 << TAIL_BITS) + Fraction(len(thresholds), 1 << 128)
         rounded_up = math.nextafter(float(distance), 1.0)
         return cls(thresholds, lower, guide, rounded_up, hashlib.sha256(raw).hexdigest())

@@ -7,9 +7,9 @@ other one of evaluation. A fraction of an example does not count.
 A histogram NAME of `[secure] histograms` has a scalar for each count of `evaluate(model, data)`: NAME/0/BIN of the
 negative and NAME/1/BIN of the positive examples. From their sums follow NAME_auc and NAME_f1.
 
-A sum that is exact to many digits has few summands that fit it: the sum of three accuracies to 24 bits has one, for who
-knows how many examples the clients have. So a mean is rounded at random to a grid of 2^-10 of its bound, which most
-combinations of clients reach, and a histogram has whole examples of all clients alike.
+A sum that is exact to many digits has few summands that fit it: the sum of three accuracies to 24 bits has one, for a
+reader who knows how many examples the clients have. So a mean times its examples is rounded at random to whole units of
+2^-10 of the bound, which many combinations of clients add up to, and a histogram has whole examples of all clients.
 
 Invariant: a client counts at most `weight_max` examples in each of them, as its update does. Of a larger test set it
 draws that many for the histogram. The draws and the rounding are the client's secret.

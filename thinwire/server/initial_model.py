@@ -249,8 +249,8 @@ def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
     ['upload', 'thin-link']
     """
     sent_s = up_bytes / THIN_BYTES_S if up_s is None else up_s
-    numbers = {"make_s": UNMEASURED_DEADLINE_S, "margin": DEADLINE_MARGIN, "upload_s": sent_s, "bytes": up_bytes}
-    reasons = [Reason("upload", numbers)]
+    make_s, margin = UNMEASURED_DEADLINE_S, DEADLINE_MARGIN
+    reasons = [Reason("upload", {"make_s": make_s, "margin": margin, "upload_s": sent_s, "bytes": up_bytes})]
     if up_s is None:
         reasons.append(Reason("thin-link", {"mbit_s": 8e-6 * THIN_BYTES_S}))
-    return Deadline(math.ceil(10 * (UNMEASURED_DEADLINE_S + DEADLINE_MARGIN * sent_s)) / 10, reasons)
+    return Deadline(math.ceil(10 * (make_s + margin * sent_s)) / 10, reasons)

@@ -163,7 +163,9 @@ class DeviceLeases:
             return ""
         going = [one for one in self._runs.values() if one.is_going]
         if len(going) >= self.max_runs:
-            return f"waiting: {counted(self.max_runs, 'other run')} at once, as aggregator.toml says (max_runs)"
+            return (
+                f"waiting: {counted(self.max_runs, 'other run')} go on, the most that aggregator.toml allows (max_runs)"
+            )
         sampled = next((one for one in going if not one.leases), None)
         if sampled or (going and not mine.leases):
             secret = "a run with [privacy] sampling_rate goes on alone, so that no reply tells who was sampled"

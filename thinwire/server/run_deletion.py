@@ -43,8 +43,8 @@ class Retention:
     because a clock that was set wrongly is soon set back, and nothing brings a deleted run back. At its first look it
     compares the clock with the time of the last look that deleted: after a reboot the clock may be wrong.
 
-    Invariant: a look that was postponed does not move that time. So each start with a wrong clock postpones again, and
-    only a process that has shown its reason for an hour believes the clock.
+    Invariant: a look that was postponed does not move that time. So each start with a wrong clock postpones again. A
+    process deletes by a clock that is ahead only after it has reported the postponement for an hour.
 
     Runs are deleted by commands in the store, so a deletion that was killed is completed by the next start. A run's
     sums by device follow at the first look after its own deletion.

@@ -68,7 +68,9 @@ NO_MESSAGE = "no message in time for the phase"
 
 
 class SecureMode(RoundMode):
-    """Rounds with secure aggregation: one round is open, and its roster is fixed when it opens.
+    """Rounds with secure aggregation: one round is open, whose clients are selected when it opens.
+
+    Its roster is fixed when the phase `share` opens.
 
     All clients of a round get the same `SecureWork`, which follows from the journal alone.
     """

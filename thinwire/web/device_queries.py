@@ -264,7 +264,8 @@ def next_step(info: DeviceInfo, standing: str, tasks: Sequence[models.Task], gon
     """
     if standing != "approved":
         return "Compare its fingerprint with the one that it printed, then approve it." if standing == "pending" else ""
-    doctor = f"thinwire client doctor --name {info.hello.get('name', info.device)}"  # a renamed device has its own name
+    own_name = info.hello.get("name", info.row.name)  # a renamed device keeps its own
+    doctor = f"thinwire client doctor --name {own_name}"
     for task in tasks:
         if task.error:
             return f"Fix its task {task.name}: {doctor} on the device shows what is wrong."

@@ -291,7 +291,7 @@ def update(
     if opened_at is None:
         opened_at = selected.opened_at if selected else row.assigned_at or 0.0
     downtimes = selected.downtimes if selected else ()
-    known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
+    known = selected is None or not clock_was_set(selected)  # else times before and after it share no axis
     drawn = [
         {"stage": one.stage, "begin_s": round(one.begin_s - opened_at, 4), "end_s": round(one.end_s - opened_at, 4)}
         for one in (stretches(row, downtimes) if known else [])
@@ -369,7 +369,7 @@ def _point(row: PointRow) -> round_schemas.CurvePoint:
 
 
 def _drawn(row: RoundRow | PointRow) -> dict[str, Any]:
-    """Return what a round was measured at, in seven significant figures."""
+    """Return the evaluation of a round, in seven significant figures."""
     return {
         "metrics": {name: _short(value) for name, value in _curves(row).items()},
         "spread": {name: list(map(_short, ends)) for name, ends in row.spread.items()},
@@ -377,13 +377,13 @@ def _drawn(row: RoundRow | PointRow) -> dict[str, Any]:
 
 
 def _curves(row: RoundRow | PointRow) -> dict[str, float]:
-    """Return the metrics of a measured round, and behind them those of the training that led to it."""
+    """Return the metrics of an evaluated round, and behind them those of the training that led to it."""
     trained = {f"train/{name}": value for name, value in row.train_metrics.items()}
     return {**row.metrics, **trained} if row.metrics else {}
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.7g}")  # with few more than are shown, two roundings would differ from one
+    return float(f"{value:.7g}")  # more than are shown, so that a second rounding changes nothing
 
 
 def _spent_points(spent: Spent) -> list[round_schemas.SpentPoint]:

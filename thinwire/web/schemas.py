@@ -123,10 +123,13 @@ class Went(Answer):
 
 
 class Protection(Answer):
-    """States what secure aggregation protects in every round, and what not; `least`: the fewest clients in a sum."""
+    """States what secure aggregation protects in every round, and what not.
+
+    `min_survivors` is the fewest clients in a sum.
+    """
 
     sentence: str
-    least: int
+    min_survivors: int
     assumes: list[str]
     not_protected: str
 

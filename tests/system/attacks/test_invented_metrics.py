@@ -137,7 +137,7 @@ def test_a_device_that_measures_alone_decides_neither_best_nor_target(
     assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text
     assert made.row.best_version is None
     assert "accuracy did not reach 0.9" in made.row.status_text
-    assert "too few devices measured" in made.row.status_text
+    assert "too few devices evaluated it" in made.row.status_text
     with Store.open(made.home.database) as store:
         shown = list(clipping(made.row, store.rounds(made.row.run_id)))
     assert shown[0].startswith("no version is best")

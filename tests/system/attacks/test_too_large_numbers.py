@@ -14,7 +14,7 @@ from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
 from thinwire.server.model_store import Versions
 
 LIES: dict[str, dict[str, Any]] = {
-    "change": {"change": 3e38, "examples": 1},
+    "update": {"update": 3e38, "examples": 1},
     "mean": {"mean": 3e38},
     "variance": {"variance": -1.0},
     "counter": {"counters": {"bn.num_batches_tracked": 2**63 - 1}},
@@ -23,7 +23,7 @@ LIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_devices_with_too_large_numbers_end_no_run_and_are_in_no_model(tmp_path: Path, tls: bool) -> None:
-    liars = {name: Normed(name, NORMED, **{"change": 1.0, **lie}) for name, lie in LIES.items()}
+    liars = {name: Normed(name, NORMED, **{"update": 1.0, **lie}) for name, lie in LIES.items()}
     devices = {**liars, "honest": Normed("honest", NORMED, 1.0)}
     made = acted(tmp_path, NORMED, devices, tls=tls, run={"rounds": 2}, cohort={"min_updates": 1})
     assert made.row.status == "done", made.row.status_text

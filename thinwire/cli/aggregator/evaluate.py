@@ -1,8 +1,8 @@
 """`thinwire aggregator evaluate`: evaluate the models of runs with `[run] evaluate = "holdout"` on this machine's data.
 
 The process follows the runs in the store and leaves each result there as a command, which the service records. The task
-runs in a worker, so the aggregator imports neither its code nor torch. After a crash or a stop the process begins with
-the newest versions that are not evaluated yet; the runs go on without it.
+runs in a worker, so the aggregator imports neither its code nor torch. After a crash or a stop the process goes on with
+the oldest due version after the last one that was evaluated; the runs go on without it.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
 def spent(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     """Return what a private run spent, by the privacy ledger: `epsilon` at `delta` of the client that spent the most.
 
-    `rounds` is the number of rounds in which that client was selected, and `released` that of released models.
+    `rounds` is the most rounds that were charged to one client, and `released` the number of released models.
     `epsilon` is None if the ledger has no bound.
     """
     from thinwire.aggregation.plan_codecs import noised_dimensions

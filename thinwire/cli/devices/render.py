@@ -283,7 +283,7 @@ def invited(address: InviteAddress, made: Sequence[Invited], by_hand: bool, json
 def _approval(by_hand: bool) -> None:
     """Note the approval that a device of these invitations needs."""
     if by_hand:
-        console.note("who comes waits for: thinwire devices approve NAME; compare the fingerprint that both ends print")
+        console.note("the device waits for thinwire devices approve NAME; compare the fingerprint that both ends print")
 
 
 def written(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> None:

@@ -18,7 +18,7 @@ from thinwire.server.policy.cohort import in_random_order
 from thinwire.server.policy.eligibility import exclusion_s
 
 RETRYABLE_FAILURES = ("offline", "stale")  # another request may succeed: the device was offline, slow or busy
-OWNER_DECISIONS = ("declined", "refused")  # the device's own decision, which says nothing about the task
+PEOPLES_DECISIONS = ("declined", "refused")  # the owner's policy declined, or the operator revoked the device
 MAX_FAILED_DEVICES = 10  # so many failures mean that the task is at fault, and trying thousands would take days
 MAX_DEADLINE_FACTOR = 8  # times the first deadline: the last attempt has so long, and all other devices wait meanwhile
 OFFLINE_WAIT_S = MAX_DEADLINE_FACTOR * UNMEASURED_DEADLINE_S  # an offline device is waited for as long as a silent one
@@ -30,7 +30,8 @@ class InitialModelRequests:
     """Holds the requests for the initial model and their outcomes, rebuilt from the journal.
 
     `open` is the request whose reply is awaited; no other reply is accepted. `times` counts the requests to each
-    device. A device that disconnected or timed out may get another request until `most` of its requests have failed so.
+    device. A device that disconnected or timed out may get another request until it has used up its attempts, which the
+    caller sets.
     A device that declined for now may get one after its back-off. Any other failed device may get one once it reports
     something else about itself. A restart resets none of this.
     """
@@ -84,14 +85,14 @@ class InitialModelRequests:
     def failed_permanently(self, most: int) -> dict[str, str]:
         """Return {device: reason} of the devices that failed permanently, the latest first.
 
-        A device that has used up its `most` attempts is among them. A device that its owner's policy kept back
-        (`OWNER_DECISIONS`) is not.
+        A device that has used up its `most` attempts is among them. A device that a person has kept back
+        (`PEOPLES_DECISIONS`) is not.
         """
         out_of_attempts = self._out_of_attempts(most)
         return {
             device: out_of_attempts.get(device, _text(event))
             for device, event in reversed(self._failed.items())
-            if device in out_of_attempts or (event.kind not in OWNER_DECISIONS and math.isinf(_backoff_s(event)))
+            if device in out_of_attempts or (event.kind not in PEOPLES_DECISIONS and math.isinf(_backoff_s(event)))
         }
 
     def next_device(self, able: Sequence[str], seed: int) -> str:

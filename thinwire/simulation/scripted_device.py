@@ -113,7 +113,7 @@ class ScriptedDevice:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a device does with one assignment: the seconds of each stage, and what goes wrong.
+    """The work of a device on one assignment: the seconds of each stage, and what goes wrong.
 
     `upload_s` may be a function of the reply's bytes. `lost` names the message that does not arrive until the device
     has reconnected: the assignment, which is then delivered again, or the reply, which is then sent again. `failure` is

@@ -59,7 +59,8 @@ def _differing() -> str:
         counts = (seeds.rounds, seeds.rates, seeds.early, seeds.a, seeds.b)
         swept = model.factors and (not part or part["factors"])
         sweeps = f"{seeds.sweep} seeds" if swept else "none"
-        sweeps += f", {seeds.cohorts} of cohorts" if swept and seeds.cohorts else ""
+        cohorts = part["seeds"].get("cohorts", 0) if part else seeds.cohorts
+        sweeps += f", {cohorts} of cohorts" if swept and cohorts else ""
         candidates = len(part["first_of_a"] if part else model.candidates)
         more = candidates, f"{100 * model.tuned_after:.0f} %", sweeps, len(model.ways_down)
         lines.append((name, f"`{model.work.split}`", *map(str, (*counts, *more))))

@@ -127,7 +127,7 @@ def test_a_reference_survives_a_switch_of_codec_and_an_error() -> None:
 
 
 def test_ef21_needs_every_call_to_contract() -> None:
-    with pytest.raises(CodecError, match="need not come to rest"):
+    with pytest.raises(CodecError, match="may not converge"):
         ef21(parse("twobit(1)")).bind(layout_of(30))
 
 

@@ -254,8 +254,8 @@ class Ef21:
         bound = inside(self.inner, layout)
         if isinstance(bound.kind, NoGuarantee):
             raise CodecError(
-                f"ef21 around {self.spec!r} need not come to rest",
-                why="each call has to contract, and this codec promises nothing of one call",
+                f"ef21 around {self.spec!r} may not converge",
+                why="its codec has to contract at each call, and this one does not guarantee that",
                 hint='[uplink] feedback = "classic"',
             )
         require_contraction(self.spec, bound.kind)

@@ -80,8 +80,9 @@ def algorithm_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
              "a device's mean gradient is read from how far it went, which only sgd's steps tell",
              '[local] optimizer = "sgd", or [run] algorithm = "feddyn"'),
             *((run.algorithm == "scaffold" and not _contracts(spec, codecs), repr(spec),
-               ("control variates travel as differences, and each has to bring the aggregator nearer: this codec "
-                "promises nothing of one call"), "[uplink] codec = 'topk(0.05) > int8'")
+               ("control variates are sent as differences, whose codec has to contract: this one does not "
+                "guarantee that a decoded difference is nearer to the true one than 0 is"),
+               "[uplink] codec = 'topk(0.05) > int8'")
               for spec in dict.fromkeys([*uplink.codecs, *uplink.layers.values()])),
         ]),
         *together(run.algorithm == "feddyn", form, [

@@ -66,8 +66,7 @@ eden(1)`, which were named before any of them had run on any seed, with `eden(1)
 at 6000. The digits' figure is lower by it than by the second, because `stc(0.04)` is not expected to pass on seeds
 B any more: on seeds A its mean less one standard error, less what the bound on B takes, is under -0.5 points, with the
 standard deviation pooled over all chains of that step (`selection.py`). The code_lm has been decided by the second
-protocol alone. The sweeps of the third protocol have fewer seeds than those of the second had, and the cnn
-has none of cohorts of 100 clients yet.
+protocol alone. The sweeps of the third protocol have fewer seeds than those of the second had.
 
 All runs are committed: those of the third protocol in `docs/evidence/cells`, the others in its folder `second`.
 

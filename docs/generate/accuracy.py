@@ -183,13 +183,10 @@ def _factors(part: Part) -> str:
         where = one["split"], f"{round(clients * one['participation'])} of {clients}", code(one["chain"])
         rows.append((*where, f"{one['fp32']:.2f}", *_bounded(one["difference"]), f"{one['ratio']:.1f}"))
     header = ("split", "clients of a round", "chain", "fp32, %", "to fp32, points", "bound", "ratio")
-    said = f"{_seeds_of_sweeps(part['seeds'])}, the rates of the centre):"
+    seeds, cohorts = part["seeds"]["sweep"], part["seeds"].get("cohorts")
+    wide = f", {cohorts} with 100 clients" if cohorts else ""
+    said = f"One thing changed at a time ({seeds} seeds{wide}, the rates of the centre):"
     return f"{said}\n\n{table(header, rows)}\n"
-
-
-def _seeds_of_sweeps(seeds: Part) -> str:
-    wide = f", {seeds['cohorts']} with 100 clients" if seeds.get("cohorts") else ""
-    return f"One thing changed at a time ({seeds['sweep']} seeds{wide}"
 
 
 def _round_trip(part: Part) -> str:

@@ -27,8 +27,8 @@ from flwr.serverapp.strategy import (
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from thinwire.core.errors import CodecError, ThinwireError, UsageError
-from thinwire.flower import mod, wrap
+from thinwire.core.errors import BadPayload, CodecError, ThinwireError, UsageError
+from thinwire.flower import float_arrays, mod, wrap
 from thinwire.flower.compressed_app import OURS
 
 NODES = (11, 22, 33)
@@ -362,6 +362,12 @@ def test_a_hostile_message_is_refused_before_memory_is_taken(change: dict[str, A
         assert tracemalloc.get_traced_memory()[1] < 5e6
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_another_number_of_frames_than_the_model_has_segments_is_refused_by_its_count(count: int) -> None:
+    with pytest.raises(BadPayload, match=f"{count} frames, and the model has 1 segments"):
+        float_arrays.Floats.of({"arrays": model()}).decode("int8", [b"TW" * 20] * count)
 
 
 def test_two_codecs_and_client_side_clipping_are_refused_on_the_client() -> None:

@@ -1,4 +1,4 @@
-"""An aggregator that assignments too much of a device: it is told so, and the next honest assignment is done."""
+"""An aggregator that demands too much of a device: it is told so, and the next honest assignment is done."""
 
 from __future__ import annotations
 
@@ -19,22 +19,17 @@ from tests.support.callers import tls_place
 from tests.support.fleet_words import answer, envelope, hello, polled, pulled, until
 from tests.support.small_task import Aggregator, plan_of, task_of
 from tests.support.transport_doubles import Place, place
-from thinwire.aggregation import write_model
-from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
-from thinwire.aggregation.downlink import Downlink
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import Device, serve, wanted
-from thinwire.client.errors import CannotReply
 from thinwire.client.executor import InProcessExecutor
-from thinwire.client.payload import require_parts
 from thinwire.client.policy import Policy
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, WriteBehindRunFolder
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import BadPayload, NotWritten, Unreachable
 from thinwire.core.fleet import MAX_TENSORS, ClientConnected, Delivery, Envelope, TaskReport
-from thinwire.core.layout import Layout, Tensor
+from thinwire.core.layout import Layout
 from thinwire.core.serialization import assignment_from_bytes, assignment_to_bytes
-from thinwire.core.types import Assignment, Failure, Part, Reply, ReplyHeader, Work
+from thinwire.core.types import Failure, Part, Reply, ReplyHeader, Work
 from thinwire.store import FileSpool
 from thinwire.transport.device.link import MAX_IN_FLIGHT
 from thinwire.transport.device.transfers import Incoming
@@ -198,43 +193,6 @@ def test_an_assignment_whose_names_and_numbers_cannot_be_is_not_read(field: str,
     raw = {**json.loads(assignment_to_bytes(envelope("pi-1", "assignment-1").assignment)), field: value}
     with pytest.raises(BadPayload):
         assignment_from_bytes(json.dumps(raw).encode())
-
-
-@pytest.mark.parametrize(
-    ("count", "length", "said"),
-    [(1001, 60, "1001 parts are announced"), (1000, 60, "parts of 60,000 bytes in all"), (1, 400, "part 1/0 of 400")],
-)
-def test_changes_are_never_longer_together_than_the_model(count: int, length: int, said: str) -> None:
-    layout = Layout.of({"w": (20,)})
-    plan = plan_of('[downlink]\ncodec = "topk(0.5) > fp16"\nlog_rounds = 999')
-    parts = tuple(zeros(f"{version}/0", length) for version in range(1, count + 1))
-    assignment = Assignment(
-        "a-1", "small-1", "small", "train", plan.to_json(), layout_digest=layout.digest, parts=parts
-    )
-    with pytest.raises(CannotReply, match=said):
-        require_parts(assignment, plan, layout)
-    require_parts(replace(assignment, parts=(zeros("1/0", 60), zeros("2/0", 40))), plan, layout)
-    require_parts(replace(assignment, parts=()), plan, layout)
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-@pytest.mark.parametrize("codec", ["identity", "fp16", "topk(0.5)", "topk(0.05) > int8 > zstd", "eden(4)", "qsgd(8)"])
-def test_no_honest_model_and_no_honest_change_is_refused(tmp_path: Path, algorithm: str, codec: str) -> None:
-    """Values of which no codec leaves anything out, which no coder makes smaller, and buffers beside them."""
-    tensors = [Tensor("w", (50, 40)), Tensor("b", (7,)), Tensor("m", (9,), role="buffer")]
-    model = Layout.build(tensors)
-    plan = plan_of(f'[downlink]\ncodec = "{codec}"', run=f'algorithm = "{algorithm}"')
-    layout, draw = transmitted_layout(algorithm_of(plan), model), np.random.default_rng(1)
-    vector = draw.standard_normal(layout.size).astype(np.float32)
-    full, _ = write_model(tmp_path / "model", layout, vector, np.ones(9, np.float32))
-    assignment = Assignment(
-        "a-1", "small-1", "small", "train", plan.to_json(), layout_digest=model.digest, parts=tuple(full)
-    )
-    require_parts(assignment, plan, model)
-    if codec != "identity":
-        changes = Downlink(layout, codec, vector).publish(-100 * vector).changes
-        parts = [Part(f"1/{index}", len(change), "") for index, change in enumerate(changes)]
-        require_parts(replace(assignment, parts=(*parts, full[-1])), plan, model)
 
 
 def test_a_disk_that_would_be_too_full_takes_no_model_and_no_answer(here: Place) -> None:

@@ -137,7 +137,7 @@ def test_an_assignment_that_was_answered_is_answered_again_unchecked_and_uncount
 
 
 def test_one_id_does_not_buy_a_second_answer(tmp_path):
-    """Once its answer was forgotten (a outcome came), the same id again is another answer, and counts."""
+    """Once its answer was forgotten (an outcome came), the same id again is another answer, and counts."""
     device = Device(tmp_path, Policy(rounds_a_day=2))
     assert device.rule(1) == ""
     assert device.rule(1, outcomes=[(1, "aggregated")], assignment_id="a-2") == ""

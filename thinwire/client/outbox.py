@@ -26,8 +26,9 @@ to V contains, as they were trained and not as they were sent. What a codec left
 later, but the device has learned it already.
 
 An update is pending until an assignment brings its outcome: aggregated into a version up to the assignment's own, or
-dropped. At most `max_delay` updates are pending, because the aggregator sends no more assignments pipeline. A lost
-outcome, or a reply that came when all rounds were closed, can leave more: then the oldest are no longer counted.
+dropped. At most `max_delay` updates are pending, because the aggregator opens one round more than that
+(server/pipelining.py). A lost outcome, or a reply that came when all rounds were closed, can leave more: then the
+oldest are no longer counted.
 
 Invariant: w is computed again for each assignment from values that are exact on both ends. Nothing is subtracted from a
 model that was trained on, and no difference to a decoded update accumulates, so w does not drift.

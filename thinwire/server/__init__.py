@@ -22,10 +22,16 @@ The other modules, when a question leads there:
     reducing_aggregator  the updates of a round whose plan names a reduction in place of the mean
     buffered_round    the asynchronous mode: its round and how it differs
     secure_mode       a round with secure aggregation: its phases under one deadline
+    secure_round_runner  drives a secure round over fleet and journal
+    secure_sum        the masked sum of a secure round
+    private_mode      the mode of differential privacy: a release is reserved, noised, committed
+    privacy_budget    which clients of a private run may take part in another round
+    tree_noise        the noise of tree aggregation
     pipelining        the pipelined mode: several open rounds, one of them current
     recovery          the open round after a restart
     evaluation        the clients' metrics of one model version
     initial_model     the first model from a device
+    model_files       the first model from a file or from another run
     model_store       model versions on disk, and which parts of plan and model an assignment carries
     run_end           last evaluation, outcomes, notices to devices
     submit            how a run gets into the queue

@@ -1,9 +1,9 @@
-"""`HttpsLink`, the device's connection to the aggregator.
+"""Connect a device to its aggregator over HTTPS: `HttpsLink` registers, pulls assignments and pushes replies.
 
 It needs neither Flower nor torch, only the standard library's HTTP and TLS, and a key. One connection waits for
-assignments, the other one pushes replies. The caller decides when to try again: a request that fails raises
-`Unreachable` at once, which names the delay and the reconnect window. Only a transfer that makes progress between two
-cuts is continued in here.
+assignments, the other one pushes replies. The caller decides when to try again (`Retrier` in client/calls.py): a
+request that fails raises `Unreachable` at once, which names the delay and the reconnect window. Only a transfer that
+makes progress between two cuts is continued in here.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_a_digest_follows_what_is_said() -> None:
 
 def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:
     raw = to_json(ClientFailed(1.0, 1, "c", "run.1.c", "declined", "tasks: not this one", 0.0))
-    del raw["said"]
+    del raw["report_digest"]
     event = from_json(raw)
     assert isinstance(event, ClientFailed)
     barred = DeviceBackoff()
@@ -108,19 +108,23 @@ def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:
 
 def test_why_a_device_is_barred_is_said_in_words():
     barred = DeviceBackoff()
-    barred.failed(ClientFailed(1.0, 1, "c", "run.1.c", "task-missing", "no such task on this device", 0.0, said="x"))
-    barred.failed(ClientFailed(1.0, 1, "d", "run.1.d", "declined", "tasks: not this one", 0.0, said="x"))
+    barred.failed(
+        ClientFailed(1.0, 1, "c", "run.1.c", "task-missing", "no such task on this device", 0.0, report_digest="x")
+    )
+    barred.failed(ClientFailed(1.0, 1, "d", "run.1.d", "declined", "tasks: not this one", 0.0, report_digest="x"))
     assert {device: barred.reason(device, 1.0, lambda device: "x") for device in "abcd"} == {
         "a": "",
         "b": "",
-        "c": "said that it has no such task",
+        "c": "reported that it has no such task",
         "d": "declined: tasks: not this one",
     }
 
 
 def test_the_reason_for_a_failure_is_one_short_line_since_the_journal_repeats_it():
     barred = DeviceBackoff()
-    barred.failed(ClientFailed(1.0, 1, "c", "run.1.c", "protocol", "\n\x1b[2J" + "\U0001f600" * 2000, 0.0, said="x"))
+    barred.failed(
+        ClientFailed(1.0, 1, "c", "run.1.c", "protocol", "\n\x1b[2J" + "\U0001f600" * 2000, 0.0, report_digest="x")
+    )
     reason = barred.reason("c", 1.0, lambda device: "x")
     assert len(reason) == MAX_REASON
     assert reason.startswith("protocol: ??[2J")

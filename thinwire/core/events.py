@@ -234,8 +234,8 @@ class ClientFailed(Event):
     """Reports that no round waits for the reply of an assignment any more; if `is_over`, the device has not failed.
 
     After `offline` and `stale` a later reply may still count.
-    `said` is a digest of what the device had reported about itself, if the failure would repeat until that report
-    changes. It is "" in older journals, and for a device that had not reported anything yet.
+    `report_digest` is a digest of what the device had reported about itself, if the failure would repeat until that
+    report changes. It is "" for a device that had not reported anything yet.
     """
 
     round: int
@@ -244,7 +244,7 @@ class ClientFailed(Event):
     kind: str
     text: str
     elapsed_s: float
-    said: str = ""
+    report_digest: str = ""
 
     @property
     def is_over(self) -> bool:

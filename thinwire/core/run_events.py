@@ -51,7 +51,8 @@ class FirstModelAssigned(Event):
 class FirstModelFailed(Event):
     """Reports that a device gave no usable first model; a model that it sends later is not accepted.
 
-    `said` is a digest of the device's report about itself: once that changes, the aggregator may select it again.
+    `report_digest` is a digest of the device's report about itself: once that changes, the aggregator may select it
+    again.
     """
 
     device: str
@@ -59,7 +60,7 @@ class FirstModelFailed(Event):
     kind: str
     reason: str
     elapsed_s: float
-    said: str = ""
+    report_digest: str = ""
 
     @property
     def note(self) -> Reasons:

@@ -296,8 +296,8 @@ class RunContext:
             kind, text = "protocol", f"it says that the run is over: {text}"
         if kind == "layout-mismatch" and (hello := self.presence.hellos.get(device)) is not None:
             text = mismatch(self.plan, self.report, hello, self.task_layout) or text
-        said = self.presence.report_digest(device) if kind in EXCLUDING_FAILURES else ""
-        return ClientFailed(self.clock.wall(), number, device, assignment_id, kind, text, self.elapsed, said)
+        digest = self.presence.report_digest(device) if kind in EXCLUDING_FAILURES else ""
+        return ClientFailed(self.clock.wall(), number, device, assignment_id, kind, text, self.elapsed, digest)
 
     def lose(self, device: str, kind: str, text: str, assignment_id: str) -> None:
         """Give up an assignment of another round, so that its device can be selected again."""

@@ -93,8 +93,8 @@ def _assignment_id(running: RunContext, device: str) -> str:
 def _fail(running: RunContext, assigned: FirstModelAssigned, kind: str, reason: str) -> None:
     """Record that an assignment failed."""
     now, elapsed = running.clock.wall(), running.elapsed
-    said = running.presence.report_digest(assigned.device)
-    running.record(FirstModelFailed(now, assigned.device, assigned.assignment_id, kind, reason, elapsed, said))
+    digest = running.presence.report_digest(assigned.device)
+    running.record(FirstModelFailed(now, assigned.device, assigned.assignment_id, kind, reason, elapsed, digest))
 
 
 def _max_attempts(running: RunContext) -> int:
@@ -128,8 +128,8 @@ def _wait(running: RunContext, waited_s: float) -> float:
         why = f"{counted(len(failed), 'device')} failed for good, the last of them {_reasons_text(failed)}"
         raise TooFewClients("no device gave the first model", why=why, hint=HINT)
     passing = first.may_recover(began, most, report_digest) - revoked
-    said = {device: why for device, why in first.reasons(report_digest).items() if device not in revoked}
-    reasons = _reasons_text(dict(sorted({**said, **failed, **unable}.items())))
+    still_failing = {device: why for device, why in first.reasons(report_digest).items() if device not in revoked}
+    reasons = _reasons_text(dict(sorted({**still_failing, **failed, **unable}.items())))
     none_can_recover = bool(unable) and not passing and began >= running.reconnect_until_s
     if waited_s > wait_s if wait_s else none_can_recover:
         raise TooFewClients(

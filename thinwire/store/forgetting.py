@@ -58,7 +58,7 @@ ROLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("reasons", "codec_reasons", "not_selected"), "keys and words"),
     "assignments": "keys and ids", "dropped": "names or ids", "clipped": "clipped", "reason": "code",
     **dict.fromkeys(("assignment_id", "update_id", "aggregated", "capped", "chosen"), "ids"),
-    **dict.fromkeys(("text", "said", "note", "notes", "detail", "why", "state_lost", "status_text"), "words"),
+    **dict.fromkeys(("text", "note", "notes", "detail", "why", "state_lost", "status_text"), "words"),
     **dict.fromkeys(("deadline_reason", "sampling", "selection_reason", "work_reason", "weight_reason"), "words"),
     "codec_reason": "words", "sentence": "words", "hint": "words", "waited_for": "name",
     "before": "keys and words",
@@ -72,7 +72,7 @@ PLAIN: Final = frozenset({  # fields with text that names no device
     "model_digest", "model_file", "metrics0", "spread0", "outcome", "last_outcome", "task_version", "what", "who",
     "body", "address", "name", "hello", "booked", "brought", "public_key", "how", "samples", "work", "secret_hash",
     "code_hash", "token_hash", "totals", "subject", "acknowledged_by", "failure", "user", "role", "password_hash",
-    "tags", "deleted_by", "sent_to", "norms",
+    "tags", "deleted_by", "sent_to", "norms", "report_digest",
 })  # fmt: skip
 NAMED: Final = frozenset({("invitations", "name")})  # a column that is a device's name in this table only
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one

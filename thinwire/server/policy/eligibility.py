@@ -218,8 +218,8 @@ class DeviceBackoff:
     """Holds the devices whose failure would repeat, and until when each of them is excluded.
 
     An exclusion holds while the device reports the same about itself as when it failed. The callable `report_digest`
-    returns a digest of the device's present report. The journal has the digest at the failure (`ClientFailed.said`), so
-    a restart changes nothing.
+    returns a digest of the device's present report. The journal has the digest at the failure
+    (`ClientFailed.report_digest`), so a restart changes nothing.
     """
 
     _failed: dict[str, tuple[ClientFailed, float]] = field(default_factory=dict)  # and its end, elapsed_s
@@ -235,10 +235,10 @@ class DeviceBackoff:
         if device not in self._failed:
             return ""
         event, until_s = self._failed[device]
-        if elapsed_s >= until_s or event.said != report_digest(device):
+        if elapsed_s >= until_s or event.report_digest != report_digest(device):
             return ""
         failed = plain(f"{event.kind}: {event.text}")[:MAX_REASON]
-        return "said that it has no such task" if event.kind == TASK_MISSING else failed
+        return "reported that it has no such task" if event.kind == TASK_MISSING else failed
 
     def next_expiry_s(self, elapsed_s: float) -> float:
         """Return when the next exclusion ends by time alone, in seconds of the run's clock; infinite if none does."""

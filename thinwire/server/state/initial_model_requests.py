@@ -105,7 +105,11 @@ class InitialModelRequests:
 
     def _failures_still_valid(self, report_digest: ReportDigest) -> dict[str, FirstModelFailed]:
         """Return the last failure of each device that has reported nothing else about itself since."""
-        return {device: event for device, event in self._failed.items() if report_digest(device) in ("", event.said)}
+        return {
+            device: event
+            for device, event in self._failed.items()
+            if report_digest(device) in ("", event.report_digest)
+        }
 
     def _out_of_attempts(self, most: int) -> dict[str, str]:
         devices = [device for device, tried in self.tried.items() if tried >= most]

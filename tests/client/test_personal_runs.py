@@ -37,7 +37,7 @@ class Site:
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder, self.store, self.task = folder, store, task_of(normed)
         self.home = AggregatorHome.under(folder / "aggregator")
-        self.fleet, self.presence = LocalFleet(FileSpool(folder / "spool")), ConnectedDevices()
+        self.fleet, self.online = LocalFleet(FileSpool(folder / "spool")), ConnectedDevices()
         self.stop, self.said = threading.Event(), list[str]()
         self.threads = [threading.Thread(target=self._serve, args=(name,)) for name in NAMES]
         for thread in self.threads:
@@ -71,9 +71,7 @@ class Site:
         return self.drive(run_id)
 
     def drive(self, run_id: str) -> str:
-        row = drive(
-            run_id, store=self.store, fleet=self.fleet, home=self.home, clock=RealClock(), presence=self.presence
-        )
+        row = drive(run_id, store=self.store, fleet=self.fleet, home=self.home, clock=RealClock(), online=self.online)
         assert row.status == "done", row.status_text
         return run_id
 

@@ -76,10 +76,10 @@ def test_who_was_restarted_is_selected_again(tmp_path: Path, kill: bool) -> None
 
 def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_can_do() -> None:
     def said(hello: Hello) -> str:
-        presence = ConnectedDevices()
-        assert presence.report_digest("c") == ""
-        presence.apply(ClientConnected("c", hello))
-        return presence.report_digest("c")
+        online = ConnectedDevices()
+        assert online.report_digest("c") == ""
+        online.apply(ClientConnected("c", hello))
+        return online.report_digest("c")
 
     turned = replace(
         HELLO, versions=dict(sorted(HELLO.versions.items(), reverse=True)), link={"rtt_s": 2.0}, plans=("d",)
@@ -89,11 +89,11 @@ def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_c
 
 
 def test_a_digest_follows_what_is_said() -> None:
-    presence = ConnectedDevices()
-    presence.apply(ClientConnected("c", HELLO))
-    before = presence.report_digest("c")
-    presence.apply(ClientConnected("c", replace(HELLO, process="c-1")))
-    assert presence.report_digest("c") != before
+    online = ConnectedDevices()
+    online.apply(ClientConnected("c", HELLO))
+    before = online.report_digest("c")
+    online.apply(ClientConnected("c", replace(HELLO, process="c-1")))
+    assert online.report_digest("c") != before
 
 
 def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:

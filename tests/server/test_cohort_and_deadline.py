@@ -133,11 +133,11 @@ def test_a_device_is_matched_by_layout_version_or_digest() -> None:
     ],
 )
 def test_a_device_is_selected_under_masks_only_if_it_has_what_the_plan_needs(secure, has, why) -> None:
-    presence, report = ConnectedDevices(), TaskReport("digits", layout_digest="L")
-    presence.apply(ClientConnected("a", Hello("a", "p", (report,), secure=has)))
+    online, report = ConnectedDevices(), TaskReport("digits", layout_digest="L")
+    online.apply(ClientConnected("a", Hello("a", "p", (report,), secure=has)))
     given = RunPlan.from_json({"run": {"task": "digits"}, "local": {"lr": 1}, "secure": secure})
     for simulated in (False, True):
-        one = Eligibility(given, report, Layout(()), simulated, presence, lambda device: "")
+        one = Eligibility(given, report, Layout(()), simulated, online, lambda device: "")
         assert one.reason("a")[: len(why)] == why
         assert bool(one.reason("a")) == bool(why)
         assert one.able() == ([] if why else ["a"])

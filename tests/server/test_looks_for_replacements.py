@@ -45,7 +45,7 @@ def test_a_round_that_lacks_an_answer_does_not_go_through_all_who_are_there_at_e
     bench = Bench(tmp_path, devices, run={"rounds": 1, "evaluate": "off"}, cohort={"deadline_s": 60})
     bench.fleet.crash("d39", 0.5)
     there = Counted()
-    bench.drive(presence=ConnectedDevices(there))
+    bench.drive(online=ConnectedDevices(there))
     assert [event.device for event in bench.events(ClientFailed)] == ["d39"]
     assert there.times < 10, "39 answers came and were aggregated while nobody could take its place"
 

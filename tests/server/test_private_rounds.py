@@ -192,14 +192,14 @@ def test_a_device_that_has_brought_spending_is_excluded_alone_with_the_command_t
         bearers=dict, rows=lambda population: [], spent_by_device=lambda *_: ledger, excluded=lambda population: barred
     )
     running: Any = SimpleNamespace(
-        simulated=False, store=SimpleNamespace(privacy=privacy), presence=SimpleNamespace(devices=["a", "b"]),
+        simulated=False, store=SimpleNamespace(privacy=privacy), online=SimpleNamespace(names=["a", "b"]),
         run_state=SimpleNamespace(rounds_opened=0),
     )  # fmt: skip
     release = Release.from_json(CHEAP)
     assert budget.excluded(running, "a", release) == ""
     assert budget.excluded(running, "b", release) == barred["b"]
     barred = {}
-    running.presence.devices = ["a", "b", "c"]  # somebody registers: the ledger is read again
+    running.online.names = ["a", "b", "c"]  # somebody registers: the ledger is read again
     assert budget.excluded(running, "b", release) == ""
 
 
@@ -212,7 +212,7 @@ def test_a_device_that_joins_again_under_another_name_keeps_the_rounds_of_this_r
         for number in (1, 2):
             reserve(store, run_id, number, population="toy", release=CHEAP, devices=("pi-01", "pi-02"))
         running: Any = SimpleNamespace(
-            simulated=False, store=store, run_id=run_id, presence=SimpleNamespace(devices=["pi-01", "pi-02"]),
+            simulated=False, store=store, run_id=run_id, online=SimpleNamespace(names=["pi-01", "pi-02"]),
             run_state=SimpleNamespace(rounds_opened=2),
         )  # fmt: skip
         assert budget.excluded(running, "pi-01", release) == MAX_PARTICIPATIONS.format(2)
@@ -223,7 +223,7 @@ def test_a_device_that_joins_again_under_another_name_keeps_the_rounds_of_this_r
         key = store.roster.rows()[0].fingerprint
         said = Hello("ward-1", "p1", booked={population_key("toy"): 2}, booked_keys=(key,))
         store.roster.seen(said, 1.0)
-        running.presence.devices = ["pi-02", "ward-1"]
+        running.online.names = ["pi-02", "ward-1"]
         assert "has taken part in 2 rounds" in budget.excluded(running, "ward-1", release)
 
 

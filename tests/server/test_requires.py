@@ -73,8 +73,8 @@ def test_a_number_of_cores_that_cannot_be_is_refused(cores):
 
 
 def test_memory_that_comes_and_goes_lets_nobody_in_who_was_revoked_for_what_it_is():
-    presence = ConnectedDevices()
-    assert presence.apply(ClientConnected("a", Hello("a", "p", has=RICH)))
-    assert not presence.apply(ClientConnected("a", Hello("a", "p", has=replace(RICH, free_bytes=7))))
-    assert presence.hellos["a"].has.free_bytes == 7
-    assert presence.apply(ClientConnected("a", Hello("a", "p", has=replace(RICH, metered=True))))
+    online = ConnectedDevices()
+    assert online.apply(ClientConnected("a", Hello("a", "p", has=RICH)))
+    assert not online.apply(ClientConnected("a", Hello("a", "p", has=replace(RICH, free_bytes=7))))
+    assert online.hellos["a"].has.free_bytes == 7
+    assert online.apply(ClientConnected("a", Hello("a", "p", has=replace(RICH, metered=True))))

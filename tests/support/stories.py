@@ -138,7 +138,7 @@ def told(story: Story, folder: Path) -> Told:
         every_assignment_has_one_outcome(store, run_id, events)
         for _ in range(20):
             fleet.poll(10.0)  # what was sent last is heard by all who come
-        there = list(running[0].presence.devices)
+        there = list(running[0].online.names)
         params = running[0].model.params.tolist()
         told_at_most = story.plan.cohort.max_staleness + story.plan.local.delay + 2
         return Told(

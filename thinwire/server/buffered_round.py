@@ -220,7 +220,7 @@ class BufferedMode(RoundMode):
     def select(self, running: RunContext, number: int) -> Cohort:
         """Return all idle devices, as far as concurrency slots are free."""
         at_work = sum(running.elapsed < assigned.due_s for assigned in running.run_state.ledger.oldest())
-        present, unable = running.presence.devices, running.unable()
+        present, unable = running.online.names, running.unable()
         return select_for_buffer(self.plan, number, present, unable, self.busy(running), at_work)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:

@@ -73,10 +73,10 @@ class RunContext:
 
     def __init__(
         self, run_id: str, store: Store, fleet: Fleet, home: AggregatorHome, clock: Clock,
-        presence: ConnectedDevices, leases: DeviceLeases, commands: RunCommands, on_event: Callable[[Event], None],
+        online: ConnectedDevices, leases: DeviceLeases, commands: RunCommands, on_event: Callable[[Event], None],
         mode_of: Callable[[RunPlan], RoundMode],
     ) -> None:  # fmt: skip
-        self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
+        self.run_id, self.store, self.fleet, self.clock, self.online = run_id, store, fleet, clock, online
         self.home, self.commands, self.on_event, self.leases = home, commands, on_event, leases
         self.stopped: StopCommand = None
         self.in_round = False  # a round is driven: a command to stop after the round waits for its close
@@ -109,9 +109,7 @@ class RunContext:
         self.unread = list[Arrival]()  # arrivals during a long step, which the next poll returns
         self._clock_base = self.run_state.elapsed_s - clock.now()
         self._paused_at_s: float | None = None  # what the run's clock shows while it is stopped
-        self.eligibility = Eligibility(
-            self.plan, self.report, self.task_layout, self.simulated, presence, self._excluded
-        )
+        self.eligibility = Eligibility(self.plan, self.report, self.task_layout, self.simulated, online, self._excluded)
         begun = self.run_state.rounds_opened or self.run_state.first.times
         self.reconnect_until_s = self.elapsed + (RECONNECT_S if begun else 0.0)
         self.resume()
@@ -237,7 +235,7 @@ class RunContext:
             run=self.run_id,
             task=plan.run.task,
             kind=kind,
-            plan=self.plan_cache.plan_for(device, self.presence.hellos.get(device)),
+            plan=self.plan_cache.plan_for(device, self.online.hellos.get(device)),
             round=number,
             base_version=base.version,
             base_digest=base.digest,
@@ -266,7 +264,7 @@ class RunContext:
         # The run's seconds are a sum of floats. A wait of 1e-15 s would not advance a clock, so it would never end.
         wait_s = max(wait_s, MIN_WAIT_S) if wait_s > 0 and not unread else 0.0
         for arrival in [*unread, *self.fleet.poll(wait_s)]:
-            restarted = self.presence.apply(arrival)
+            restarted = self.online.apply(arrival)
             if (again := self.sent.envelope_to_resend(arrival, restarted)) is None:
                 found.append(arrival)
             else:
@@ -294,9 +292,9 @@ class RunContext:
         """
         if kind == OVER:
             kind, text = "protocol", f"it says that the run is over: {text}"
-        if kind == "layout-mismatch" and (hello := self.presence.hellos.get(device)) is not None:
+        if kind == "layout-mismatch" and (hello := self.online.hellos.get(device)) is not None:
             text = mismatch(self.plan, self.report, hello, self.task_layout) or text
-        digest = self.presence.report_digest(device) if kind in EXCLUDING_FAILURES else ""
+        digest = self.online.report_digest(device) if kind in EXCLUDING_FAILURES else ""
         return ClientFailed(self.clock.wall(), number, device, assignment_id, kind, text, self.elapsed, digest)
 
     def lose(self, device: str, kind: str, text: str, assignment_id: str) -> None:
@@ -353,12 +351,12 @@ class RunContext:
         """Return the devices that were connected before a restart and may still reconnect in time."""
         if self.elapsed >= self.reconnect_until_s:
             return set()
-        away = self.mode.connected(self) - set(self.presence.hellos)
+        away = self.mode.connected(self) - set(self.online.hellos)
         return away - self.revoked() if away else away
 
     def waits_for(self) -> str | None:
         """Return the reason why the run waits for devices, or None if it does not."""
-        begun, devices, unable = self.run_state.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
+        begun, devices, unable = self.run_state.rounds_opened > 0, self.online.names, self.eligibility.reasons()
         known, away = self.store.roster.count_known, self.may_reconnect() if begun else ()
         if absent := reconnect_text(away) if away else wait_reason(self.plan, devices, unable, begun, known):
             self.leases.wait_for_offline(self.run_id)
@@ -381,10 +379,10 @@ class RunContext:
     def unable(self) -> dict[str, str]:
         """Return device -> reason for the connected devices that no round of this run may select now."""
         found = self.eligibility.reasons()
-        return found | self.leases.reasons(self.run_id, [one for one in self.presence.hellos if one not in found])
+        return found | self.leases.reasons(self.run_id, [one for one in self.online.hellos if one not in found])
 
     def _excluded(self, device: str) -> str:
-        why = self.run_state.backoff.reason(device, self.elapsed, self.presence.report_digest)
+        why = self.run_state.backoff.reason(device, self.elapsed, self.online.report_digest)
         return why or self.mode.excluded(self, device)
 
 

@@ -161,7 +161,7 @@ class Dispatcher:
     leases: DeviceLeases
     ended: Callable[[str, BaseException | None], None]
     disk: FullDisk | None = None  # without one a driver's write raises where the disk is full
-    presence: ConnectedDevices = field(default_factory=ConnectedDevices)
+    online: ConnectedDevices = field(default_factory=ConnectedDevices)
     drivers: dict[str, Driver] = field(default_factory=dict)
     _kept: dict[str, list[ReplyHeader]] = field(default_factory=dict)
     _kept_checked_at: float = -math.inf
@@ -173,11 +173,11 @@ class Dispatcher:
         fleet = RunFleet(self.fleet, self.clock)
         fleet.disk = self.disk
         fleet.mailbox += self._kept.pop(run_id, [])
-        here = self.presence.copy()
+        online = self.online.copy()
 
         def driver() -> None:
             ON_FULL_DISK.set(fleet.wait_for_disk)  # of this greenlet alone
-            drive(fleet, here)
+            drive(fleet, online)
 
         self.drivers[run_id] = Driver(run_id, fleet, greenlet(driver))
 
@@ -235,7 +235,7 @@ class Dispatcher:
                 self.fleet.ack([one.update_id for one in self._kept.pop(run_id)])
         for arrival in self.fleet.poll(wait_s):
             if isinstance(arrival, ClientConnected | ClientDisconnected):
-                self.presence.apply(arrival)
+                self.online.apply(arrival)
                 for driver in self.drivers.values():
                     driver.fleet.mailbox.append(arrival)
             else:

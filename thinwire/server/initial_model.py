@@ -65,7 +65,7 @@ def take_first_model(running: RunContext) -> bool:
 def _next(running: RunContext) -> FirstModelAssigned | None:
     """Select a device, record its assignment and return it; None if no device can be selected now."""
     first, unable = running.run_state.first, _unable(running)
-    able = [device for device in running.presence.devices if device not in unable]
+    able = [device for device in running.online.names if device not in unable]
     if not able or len(first.failed_permanently(_max_attempts(running))) >= MAX_FAILED_DEVICES:
         return None
     device = first.next_device(able, running.plan.run.seed)
@@ -93,7 +93,7 @@ def _assignment_id(running: RunContext, device: str) -> str:
 def _fail(running: RunContext, assigned: FirstModelAssigned, kind: str, reason: str) -> None:
     """Record that an assignment failed."""
     now, elapsed = running.clock.wall(), running.elapsed
-    digest = running.presence.report_digest(assigned.device)
+    digest = running.online.report_digest(assigned.device)
     running.record(FirstModelFailed(now, assigned.device, assigned.assignment_id, kind, reason, elapsed, digest))
 
 
@@ -110,8 +110,8 @@ def _reasons_text(reasons: Mapping[str, str]) -> str:
 
 def _unable(running: RunContext) -> dict[str, str]:
     """Return device -> reason for the connected devices that are not selected now."""
-    online, first = running.presence.hellos, running.run_state.first
-    excluded = first.excluded(running.elapsed, _max_attempts(running), running.presence.report_digest)
+    online, first = running.online.hellos, running.run_state.first
+    excluded = first.excluded(running.elapsed, _max_attempts(running), running.online.report_digest)
     return running.unable() | {device: why for device, why in excluded.items() if device in online}
 
 
@@ -123,7 +123,7 @@ def _wait(running: RunContext, waited_s: float) -> float:
     """
     began, unable, wait_s = running.elapsed, _unable(running), running.plan.cohort.wait_s
     first, most, revoked = running.run_state.first, _max_attempts(running), running.revoked()
-    report_digest = running.presence.report_digest
+    report_digest = running.online.report_digest
     if len(failed := first.failed_permanently(most)) >= MAX_FAILED_DEVICES:
         why = f"{counted(len(failed), 'device')} failed for good, the last of them {_reasons_text(failed)}"
         raise TooFewClients("no device gave the first model", why=why, hint=HINT)
@@ -181,7 +181,7 @@ def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | 
             return "stale", f"no answer within {assigned.deadline_s:g} s"
         if not sent and running.elapsed >= back_by:
             return "offline", "did not come back"
-        if not sent and device in running.presence.hellos:
+        if not sent and device in running.online.hellos:
             running.assign([_envelope(running, assigned)])
             sent = True
         wait_s = POLL_S
@@ -191,7 +191,7 @@ def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | 
 
 
 def _envelope(running: RunContext, assigned: FirstModelAssigned) -> Envelope:
-    plan = running.plan_cache.plan_for(assigned.device, running.presence.hellos.get(assigned.device))
+    plan = running.plan_cache.plan_for(assigned.device, running.online.hellos.get(assigned.device))
     return Envelope(
         assigned.device,
         Assignment(

@@ -84,7 +84,7 @@ class PipelinedMode(RoundMode):
         opened = running.run_state.open_rounds.current
         if opened is None:
             return False
-        ledger, selected, present = running.run_state.ledger, opened.assignments.keys(), running.presence.hellos.keys()
+        ledger, selected, present = running.run_state.ledger, opened.assignments.keys(), running.online.hellos.keys()
         online = selected if running.elapsed < running.reconnect_until_s else present
         replied = running.deferred.keys() & set(opened.assignments.values())
         outstanding = [

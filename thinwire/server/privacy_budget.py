@@ -163,7 +163,7 @@ class PrivacyBudget:
             one = rounded_up(Budget(budget, delta, self._planned(running, release)).reached({release: 1}))
             said = f"costs epsilon {one} at delta = {delta:g}, and [privacy] budget = {budget:g}"
             raise _budget_spent("no round fits into the budget", "one round", said)
-        excluded = {device: self._why_spent_out(running, device, release) for device in running.presence.devices}
+        excluded = {device: self._why_spent_out(running, device, release) for device in running.online.names}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1
         if excluded and left < needed <= len(excluded):
@@ -174,7 +174,7 @@ class PrivacyBudget:
 
         if not running.simulated or self.plan.privacy.min_separation == 1:
             return
-        seen = running.presence.ever_connected
+        seen = running.online.ever_connected
         able = sum(not self.excluded(running, device, release) for device in seen)
         if seen and able < (least := min_updates_of(self.plan.cohort.min_updates, needed)):
             apart = self.plan.privacy.min_separation
@@ -186,7 +186,7 @@ class PrivacyBudget:
 
     def _read(self, running: RunContext) -> tuple[Mapping[str, Mapping[str, int]], dict[str, list[int]]]:
         ledger, population = running.store.privacy, self.population(running)
-        if (online := frozenset(running.presence.devices)) != self._online:
+        if (online := frozenset(running.online.names)) != self._online:
             self._online, self._spent = online, None
         if self._spent is None and self._bearers != (bearers := ledger.bearers()):
             self._bearers, self._here = bearers, None  # a device joined again with a new key
@@ -196,7 +196,7 @@ class PrivacyBudget:
                 for device in row.devices if row.run_id == running.run_id else ():
                     self._here.setdefault(device, []).append(row.round)
         if self._spent is None:
-            self._spent = ledger.spent_by_device(population, running.presence.devices)
+            self._spent = ledger.spent_by_device(population, running.online.names)
             self._barred = ledger.excluded(population)
         return self._spent, self._here
 

@@ -118,7 +118,7 @@ class SpendingRounds(RoundMode):
         sync_path(folder)
 
     def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
-        able = [one for one in running.presence.hellos.values() if self.plan.run.task in {t.name for t in one.tasks}]
+        able = [one for one in running.online.hellos.values() if self.plan.run.task in {t.name for t in one.tasks}]
         self.budget.require_delta(len(able))
         return self.budget.reserved(running, opened, self.noise(running).release)
 
@@ -314,10 +314,10 @@ class SampledMode(CentralMode):
         """Return the devices that have a coin in each round, sorted: fixed when the first round opens."""
         if running.run_state.rounds_opened:
             return sorted(running.run_state.considered)
-        here = set(running.presence.devices)
+        enrolled = set(running.online.names)
         if not running.simulated:
-            here |= {row.name for row in running.store.roster.rows() if row.state == "approved"}
-        return sorted(here - self.budget.barred(running).keys())
+            enrolled |= {row.name for row in running.store.roster.rows() if row.state == "approved"}
+        return sorted(enrolled - self.budget.barred(running).keys())
 
     def excluded(self, running: RunContext, device: str) -> str:
         """Return "": a device that may spend no more ends the run, since each one pays whether or not it is sampled."""
@@ -326,12 +326,12 @@ class SampledMode(CentralMode):
     def select(self, running: RunContext, number: int) -> Cohort:
         """Return a Poisson sample of the population; its clients' assignments of earlier rounds are given up first."""
         for device, assignments in running.outstanding().items():
-            for selected in assignments:
-                running.lose(device, "stale", "its round has ended", selected.assignment_id)
+            for assignment in assignments:
+                running.lose(device, "stale", "its round has ended", assignment.assignment_id)
         population, barred = tuple(self.population(running)), self.budget.barred(running)
         sample = poisson_sample(population, self.rate, SystemRng())
-        here = tuple(device for device in sample if device not in barred)  # a barred device is as an absent one
-        return Cohort(population, here, 0, 0, len(population), {})
+        selected = tuple(device for device in sample if device not in barred)  # a barred device is as an absent one
+        return Cohort(population, selected, 0, 0, len(population), {})
 
     def min_updates(self, wanted: int) -> int:
         """Return 0: a round makes a step whatever its sample is."""

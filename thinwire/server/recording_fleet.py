@@ -52,7 +52,7 @@ class UndrivenCommands:
         self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
         self.with_reserve: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.driven: Container[str] = ()  # the runs that have a driver
-        self.presence = ConnectedDevices()
+        self.online = ConnectedDevices()
 
     @property
     def is_deleting(self) -> bool:
@@ -90,7 +90,7 @@ class UndrivenCommands:
         if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
             close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
             self._fleet.drop_uploads(run_id)
-            notify_undriven(self._fleet, self._store, row, self.presence.devices)
+            notify_undriven(self._fleet, self._store, row, self.online.names)
         elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
             self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
         elif kind == "resume-run" and row.status == "paused":

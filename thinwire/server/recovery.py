@@ -39,7 +39,7 @@ def rebuild_round(runner: RoundRunner) -> RoundRunner:
     runner.machine.dropped += not_accepted(now)
     runner.machine.replay(replayed(now, runner))
     _add_again(runner, now)
-    for device in sorted(running.presence.hellos.keys() & runner.machine.lost.keys()):
+    for device in sorted(running.online.hellos.keys() & runner.machine.lost.keys()):
         runner.on(round_events.DeviceConnected(device))  # it reconnected before its round was rebuilt
     return runner
 

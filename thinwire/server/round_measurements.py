@@ -33,7 +33,7 @@ def learn_speeds(runner: RoundRunner, now: float) -> list[MeasureRow]:
     work = work_key(running.plan, running.layout)
     for event in running.run_state.open_rounds.progress.accepted:
         header = runner.headers[UpdateId.parse(event.update_id)]
-        hello = running.presence.hellos.get(event.device)
+        hello = running.online.hellos.get(event.device)
         if hello is not None:
             running.device_profiles.learn_rtt(event.device, hello.link.get("rtt_s", 0.0))
         assigned = running.run_state.ledger.find(header.assignment_id)

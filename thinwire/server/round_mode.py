@@ -77,7 +77,7 @@ class RoundMode:
         """Return the selected devices, and the reasons why others are not selected."""
         work = at_work_before(running.run_state, number).values() if self.plan.cohort.max_concurrency else ()
         holding = sum(running.elapsed < lease.until_s for lease in work)
-        present, unable = running.presence.devices, running.unable()
+        present, unable = running.online.names, running.unable()
         weights = partial(weights_of, running, number)
         return select_clients(self.plan, number, present, unable, self.busy(running), weights, holding)
 

@@ -117,7 +117,7 @@ class RoundRunner:
         """Count the devices that did not reconnect after a restart as lost; later the fleet reports them itself."""
         if not self.absent_counted and self.running.elapsed >= self.running.reconnect_until_s:
             self.absent_counted = True
-            for device in sorted(set(devices) - set(self.running.presence.hellos)):
+            for device in sorted(set(devices) - set(self.running.online.hellos)):
                 self.on(round_events.DeviceDisconnected(device, "did not come back"))
 
     def _poll_wait_s(self) -> float:

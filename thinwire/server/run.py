@@ -54,7 +54,7 @@ def drive(
     fleet: Fleet,
     home: AggregatorHome,
     clock: Clock,
-    presence: ConnectedDevices | None = None,
+    online: ConnectedDevices | None = None,
     commands: RunCommands = RunCommands(),
     leases: DeviceLeases | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -62,7 +62,7 @@ def drive(
 ) -> RunRow:
     """Execute or resume a run until it is done, failed or stopped, and return its row.
 
-    `presence` has the devices that are connected when the run begins, `leases` are those of all runs that share the
+    `online` has the devices that are connected when the run begins, `leases` are those of all runs that share the
     devices. `holdout` has the evaluations of a plan with `[run] evaluate = "holdout"`.
 
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
@@ -71,8 +71,8 @@ def drive(
     A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no aggregator resumes
     it. Therefore `NotWritten` ends it as failed, unless it outlives its process.
     """
-    presence, leases = presence or ConnectedDevices(), leases or DeviceLeases()
-    running = RunContext(run_id, store, fleet, home, clock, presence, leases, commands, on_event, mode_of)
+    online, leases = online or ConnectedDevices(), leases or DeviceLeases()
+    running = RunContext(run_id, store, fleet, home, clock, online, leases, commands, on_event, mode_of)
     watch = HoldoutWatch(running, holdout) if running.plan.run.evaluate == "holdout" else None
     if watch is not None:
         running.on_poll = watch.record
@@ -240,7 +240,7 @@ def _wait_for_devices(running: RunContext) -> bool:
         sentence = running.waits_for()
         if sentence is None or running.mode.can_continue(running):
             return True
-        if checked != (checked := frozenset(running.presence.devices)):
+        if checked != (checked := frozenset(running.online.names)):
             running.mode.require_budget(running)  # devices that connected since may have nothing left to spend
         if not running.leases.waits_for_offline(running.run_id):
             began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
@@ -306,7 +306,7 @@ def listen(running: RunContext, wait_s: float) -> None:
                 running.forget(arrival.device)
             _lose_disconnected(running, arrival.device, arrival.why)
     if running.elapsed >= running.reconnect_until_s:
-        for device in running.run_state.ledger.busy - running.presence.hellos.keys():
+        for device in running.run_state.ledger.busy - running.online.hellos.keys():
             _lose_disconnected(running, device, "did not come back")
 
 

@@ -169,7 +169,7 @@ def _evaluate_last(running: RunContext) -> None:
                     running.defer(arrival)  # it is acknowledged once the run's end has recorded its outcome
             elif isinstance(arrival, Failure) and open_assignments.get(arrival.device) == arrival.assignment_id:
                 del open_assignments[arrival.device]
-        for device in set(open_assignments) - set(running.presence.hellos):
+        for device in set(open_assignments) - set(running.online.hellos):
             del open_assignments[device]
     if running.stopped == "service":
         return  # the next start assigns the evaluation again to devices that have not replied
@@ -209,10 +209,10 @@ def notify_connected(running: RunContext) -> None:
         if not running.may_reconnect() or running.closing():
             break
         wait_s = POLL_S
-    here, begun = running.presence.devices, running.run_state.bases.model is not None
-    notified = here if begun else [device for device in here if device in running.run_state.first.times]
-    told = {device: running.run_state.ledger.outcomes.of(device, running.run_state.kept) for device in notified}
-    notify(running.fleet, running.store.run(running.run_id), told)
+    online, begun = running.online.names, running.run_state.bases.model is not None
+    notified = online if begun else [device for device in online if device in running.run_state.first.times]
+    outcomes = {device: running.run_state.ledger.outcomes.of(device, running.run_state.kept) for device in notified}
+    notify(running.fleet, running.store.run(running.run_id), outcomes)
 
 
 def notify(fleet: Fleet, row: RunRow, outcomes: Mapping[str, Sequence[UpdateOutcome]]) -> None:

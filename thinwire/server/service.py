@@ -237,7 +237,7 @@ class Service:
         self.recording_fleet = RecordingFleet(self.fleet, store, clock, self.commands, self.home, self.on_event)
         self.dispatcher = Dispatcher(self.recording_fleet, store, clock, self.leases, self._ended, self.disk)
         undriven, self.recording_fleet.on_full = self.recording_fleet.undriven, self.disk.pause_runs
-        undriven.driven, undriven.presence = self.dispatcher.drivers, self.dispatcher.presence
+        undriven.driven, undriven.online = self.dispatcher.drivers, self.dispatcher.online
         undriven.with_reserve = self.disk.with_reserve
 
     def serve(self) -> int:
@@ -303,10 +303,10 @@ class Service:
                     said = f"; {not_resumed(run_id, error)}"
             return said
 
-        def driver(own: Fleet, here: ConnectedDevices) -> None:
+        def driver(own: Fleet, online: ConnectedDevices) -> None:
             require_allowed(self.store, self.home, run_id)
             drive(
-                run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, presence=here,
+                run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, online=online,
                 commands=RunCommands(stop, paused), leases=self.leases, on_event=partial(self.on_event, run_id),
                 holdout=CommandedHoldout(self.commands),
             )  # fmt: skip
@@ -338,7 +338,7 @@ class Service:
         self.on_event(run_id, failed)
         delete_messages(store, self.home)
         self.dispatcher.receive(0.0)  # devices that registered before the end was recorded
-        notify_undriven(self.recording_fleet, store, store.run(run_id), self.dispatcher.presence.devices)
+        notify_undriven(self.recording_fleet, store, store.run(run_id), self.dispatcher.online.names)
 
 
 def not_resumed(run_id: str, error: UnreadableSettings) -> str:

@@ -77,7 +77,7 @@ class ConnectedDevices:
         return self._report_digests.get(device, "")
 
     @property
-    def devices(self) -> Sequence[str]:
+    def names(self) -> Sequence[str]:
         """Return the names of the connected devices, sorted."""
         return sorted(self.hellos)
 
@@ -257,13 +257,13 @@ class Eligibility:
     report: TaskReport
     layout: Layout
     simulated: bool
-    presence: ConnectedDevices
+    online: ConnectedDevices
     excluded: Callable[[str], str]
     _mismatches: dict[str, tuple[Hello, str]] = field(default_factory=dict)  # device -> its report, and what it lacks
 
     def reason(self, device: str) -> str:
         """Return why a device may not be selected now, as a phrase about the device; "" if it may."""
-        hello = self.presence.hellos.get(device)
+        hello = self.online.hellos.get(device)
         if hello is None:
             return "is offline"
         if why := self.excluded(device):
@@ -282,11 +282,11 @@ class Eligibility:
 
     def able(self) -> list[str]:
         """Return the connected devices that may be selected now, sorted."""
-        return [device for device in self.presence.devices if not self.reason(device)]
+        return [device for device in self.online.names if not self.reason(device)]
 
     def reasons(self) -> dict[str, str]:
         """Return device -> reason for the connected devices that may not be selected now."""
-        return {device: why for device in self.presence.hellos if (why := self.reason(device))}
+        return {device: why for device in self.online.hellos if (why := self.reason(device))}
 
 
 class AbleDevices:
@@ -306,9 +306,9 @@ class AbleDevices:
 
         `assigned` may only grow from call to call.
         """
-        presence = self._eligibility.presence
-        if self._joined != presence.joined or elapsed_s >= self._until_s:
-            self._joined, self._until_s = presence.joined, self._backoff.next_expiry_s(elapsed_s)
-            self._able = [device for device in presence.hellos if not self._eligibility.reason(device)]
+        online = self._eligibility.online
+        if self._joined != online.joined or elapsed_s >= self._until_s:
+            self._joined, self._until_s = online.joined, self._backoff.next_expiry_s(elapsed_s)
+            self._able = [device for device in online.hellos if not self._eligibility.reason(device)]
         self._able = [device for device in self._able if device not in assigned]
         return self._able

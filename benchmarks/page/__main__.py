@@ -100,7 +100,13 @@ def _reads(url: str, code: str, run_id: str, times: int) -> list[float]:
         with opener.open(f"{url}/api/v1/runs/{run_id}/{path}") as answer:
             return bytes(answer.read())
 
-    paths = ("view?client=0", f"view?since={2**40}&held=1", "lines?from=1&to=50", "clients?client=0", "rounds/2")
+    paths = (
+        "view?client=0",
+        f"view?since={2**40}&held=1",
+        "round-summaries?from=1&to=50",
+        "clients?client=0",
+        "rounds/2",
+    )
     return [timed_ms(lambda path=path: get(path)) for _ in range(times) for path in paths]  # type: ignore[misc]
 
 

@@ -24,9 +24,9 @@ from thinwire.web.settings import Settings
 RUN, SORTS = "runs/digits-1", "number run_id task status rounds best payload_up seconds started disk"
 READS = (
     "runs", RUN, f"{RUN}/view?client=0", f"{RUN}/view?since=30&client=3", f"{RUN}/rounds?from=3", f"{RUN}/rounds/4",
-    f"{RUN}/rounds/12", f"{RUN}/lines?from=2&to=9", f"{RUN}/updates?round=4", f"{RUN}/updates",
+    f"{RUN}/rounds/12", f"{RUN}/round-summaries?from=2&to=9", f"{RUN}/updates?round=4", f"{RUN}/updates",
     f"{RUN}/clients?client=2&count=4", f"{RUN}/events", "runs/digits-2/view", "runs/digits-2/rounds/2",
-    *(f"run-list?sort={key}&down={down}&count=1&first=1" for key in SORTS.split() for down in ("true", "false")),
+    *(f"run-list?sort={key}&descending={down}&count=1&first=1" for key in SORTS.split() for down in ("true", "false")),
     "run-list?q=DIGITS-1%20paper&status=running", "run-list?q=50%25_", "run-list?archived=true",
     "compare?runs=digits-1,digits-2", "groups", "plans/tasks", "devices", "devices/pi-04", "invitations", "refusals",
     "alerts", "commands/1", "audit", "audit?first=1&count=2", "users", "tokens",

@@ -16,7 +16,7 @@ from benchmarks.page.recipe import Recipe, Teller, fill
 from thinwire.reports.comparison import POINTS
 from thinwire.store import Store, queries
 from thinwire.store.database import Row, as_row
-from thinwire.web.run_queries import LINES, Reader
+from thinwire.web.run_queries import SHOWN_ROUNDS, Reader
 
 WHOLE = re.compile(r"(SCAN|SEARCH) (rounds|updates|journal)\b(?!.* AND )")  # by no more than the run
 ENDS_SOON = re.compile(r"SELECT (coalesce\()?max\(|\bLIMIT \?")
@@ -60,23 +60,23 @@ def reads(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> list[Co
         reader = Reader(store)
         with counting(store, monkeypatch) as first:
             view = reader.view(run.run_id, first_client=0)
-        assert (view.whole, view.opened, len(view.lines)) == (True, rounds + 1, LINES)
+        assert (view.whole, view.opened, len(view.rounds)) == (True, rounds + 1, SHOWN_ROUNDS)
         assert POINTS / 2 <= len(view.points) <= POINTS + 2 or len(view.points) == rounds
         with counting(store, monkeypatch):
             run.answer(run.assigned[2:3])
         with counting(store, monkeypatch) as reply:
             view = reader.view(run.run_id, view.change, 0, rounds + 1)
-        assert not view.whole and len(view.lines) == 1 and view.round is not None and len(view.round.updates) <= 1
+        assert not view.whole and len(view.rounds) == 1 and view.round is not None and len(view.round.updates) <= 1
         with counting(store, monkeypatch):
             run.answer(run.assigned[3:])
             run.close()
             run.open()
         with counting(store, monkeypatch) as closed:
             view = reader.view(run.run_id, view.change, 0, rounds + 1)
-        assert [line.round for line in view.lines if line.reason][-1] == rounds + 1
+        assert [line.round for line in view.rounds if line.reason][-1] == rounds + 1
         with counting(store, monkeypatch) as early:
             reader.view(run.run_id, view.change, 7, rounds + 1)
-            reader.lines(run.run_id, 1, 50)
+            reader.round_summaries(run.run_id, 1, 50)
             list_rows = reader.runs()
         assert len(list_rows) == 1
         return [first, reply, closed, early]
@@ -109,12 +109,12 @@ def test_a_page_that_follows_a_run_knows_what_a_new_one_reads(tmp_path: Path):
                     lines.clear()
                 if view.round.whole:
                     updates.clear()
-                lines |= {line.round: line for line in view.lines}
+                lines |= {line.round: line for line in view.rounds}
                 updates |= {one.assignment_id: one for one in view.round.updates}
                 change, held, worst = view.change, view.round.round, worst if view.worst is None else view.worst
                 new = Reader(store).view(run.run_id)
                 assert new.round is not None
-                assert {line.round: line for line in new.lines} == lines
+                assert {line.round: line for line in new.rounds} == lines
                 assert new.worst == worst
                 assert {one.assignment_id: one for one in new.round.updates} == updates
                 assert new.run.model_copy(update={"now": 0.0}) == view.run.model_copy(update={"now": 0.0})

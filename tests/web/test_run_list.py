@@ -62,11 +62,11 @@ def test_a_page_of_runs_has_their_figures_and_counts_by_status(page: TestClient,
         ("q=_", []),
         ("status=done&status=queued", [3, 0]),
         ("sort=rounds", [0, 1, 2, 3]),
-        ("sort=rounds&down=false", [3, 2, 1, 0]),
-        ("sort=run_id&down=false", [0, 1, 2, 3]),
+        ("sort=rounds&descending=false", [3, 2, 1, 0]),
+        ("sort=run_id&descending=false", [0, 1, 2, 3]),
         ("sort=payload_up&count=2&first=1", [1, 2]),
-        ("sort=best&down=false", [0, 1, 2, 3]),
-        ("sort=seconds&down=false&count=2&status=done&status=running", [0, 2]),
+        ("sort=best&descending=false", [0, 1, 2, 3]),
+        ("sort=seconds&descending=false&count=2&status=done&status=running", [0, 2]),
     ],
 )
 def test_runs_are_searched_filtered_sorted_and_paged(page: TestClient, store: Store, query: str, places: list[int]):
@@ -123,7 +123,7 @@ def test_a_page_of_five_thousand_runs_reads_only_its_own(page: TestClient, store
     listed(page)  # warm
     reads.clear()
     began = time.perf_counter()
-    found = listed(page, "first=4000&sort=task&down=false")
+    found = listed(page, "first=4000&sort=task&descending=false")
     took = time.perf_counter() - began
     assert (found["total"], len(found["runs"])) == (5001, 50)
     assert len(reads) < 12

@@ -37,7 +37,7 @@ def test_each_column_sorts_the_clients_in_both_directions(page: TestClient, told
 
 
 def _sorted(page: TestClient, told: Told, key: str, down: bool) -> None:
-    query = f"sort={key}&down={str(down).lower()}"
+    query = f"sort={key}&descending={str(down).lower()}"
     shown = get(page, f"runs/{told.run_id}/clients?{query}")["clients"]
     assert sorted(one["device"] for one in shown) == DEVICES
     found = [FIELDS.get(key, lambda one: one[key])(one) for one in shown]
@@ -60,7 +60,7 @@ def test_only_a_column_sorts(page: TestClient, told: Told):
 
 def test_the_slowest_rounds_are_named_with_whom_they_waited_for(page: TestClient, told: Told):
     view = get(page, f"runs/{told.run_id}/view")
-    closed = {one["round"]: one["seconds"] for one in view["lines"] if one["seconds"]}
+    closed = {one["round"]: one["seconds"] for one in view["rounds"] if one["seconds"]}
     slowest = sorted(closed, key=lambda number: (-closed[number], -number))[:5]
     assert [(one["round"], one["seconds"]) for one in view["worst"]] == [(number, closed[number]) for number in slowest]
     first = view["worst"][0]

@@ -227,8 +227,8 @@ class RunQueries:
         return phase_rows(self._database.rows(wanted))
 
     def clients(
-        self, run_id: str, first: int = 0, count: int | None = None, sort: ClientKey = "device", down: bool = False,
-        devices: Sequence[str] | None = None,
+        self, run_id: str, first: int = 0, count: int | None = None, sort: ClientKey = "device",
+        descending: bool = False, devices: Sequence[str] | None = None,
     ) -> list[ClientRow]:  # fmt: skip
         """Return each device's part in a run, or that of these `devices`, in this order: `count` of them from the place
         `first` on.
@@ -236,7 +236,7 @@ class RunQueries:
         wanted = columns_of(Client, ClientRow).where(Client.c.run_id == run_id)
         if devices is not None:
             wanted = wanted.where(Client.c.device.in_(devices))
-        ordered = clients_in_order(wanted, sort, down)
+        ordered = clients_in_order(wanted, sort, descending)
         return [as_row(ClientRow, found) for found in self._database.rows(ordered.offset(first).limit(count))]
 
     def client_count(self, run_id: str) -> tuple[int, int]:

@@ -77,7 +77,7 @@ LEAST: Final[Mapping[str, str | Least]] = {
     "GET /api/v1/runs/{run_id}/rounds": "viewer",
     "GET /api/v1/runs/{run_id}/rounds.csv": "viewer",
     "GET /api/v1/runs/{run_id}/rounds/{number}": "viewer",
-    "GET /api/v1/runs/{run_id}/lines": "viewer",
+    "GET /api/v1/runs/{run_id}/round-summaries": "viewer",
     "GET /api/v1/runs/{run_id}/heat": "viewer",
     "GET /api/v1/runs/{run_id}/updates": "viewer",
     "GET /api/v1/runs/{run_id}/updates.csv": "viewer",

@@ -40,7 +40,7 @@ from thinwire.web.model_routes import MODELS, ModelFiles
 from thinwire.web.plan_routes import Planning
 from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import Live, News, RunId
-from thinwire.web.run_list import RunLines
+from thinwire.web.run_list import RunListReader
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import STATIC, Guard, shell
 from thinwire.web.settings import Settings, aggregator
@@ -53,7 +53,7 @@ ROUTERS = (  # in the order in which a path is looked up, and in which the OpenA
     pages,
 )  # fmt: skip
 ZIPPED_BYTES = 1000  # least size of a compressed response: a smaller one fits into one packet anyway
-FIRST_VIEW = "since=0&round=0&held=0&client=0&sort=device&down=false"  # as static/view.js and clients.js write it
+FIRST_VIEW = "since=0&round=0&held=0&client=0&sort=device&descending=false"  # as static/view.js and clients.js write it
 ZIP_LEVEL = 5  # of 1 to 9: from 6 on the time doubles for 2 %
 
 
@@ -147,7 +147,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     state = app.state  # its names are those that `from_state` gets
     state.settings, state.store, state.live, state.feeds, state.checks = settings, store, live, feeds, checks
     state.reader = Reader(store, settings.home_option)
-    state.run_lines = RunLines(store, state.reader, runs)
+    state.run_list = RunListReader(store, state.reader, runs)
     state.model_files = ModelFiles(store, settings)
     state.devices = Devices(store, settings.lock)
     state.login_flow = LoginFlow(settings, store, checks)

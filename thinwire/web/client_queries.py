@@ -36,7 +36,7 @@ class Clients:
         self._store = store
 
     def page(
-        self, row: RunRow, first: int = 0, count: int | None = None, sort: ShownKey = "device", down: bool = False
+        self, row: RunRow, first: int = 0, count: int | None = None, sort: ShownKey = "device", descending: bool = False
     ) -> schemas.Clients:  # fmt: skip
         """Return `count` clients of a run from the place `first` on: those that take part in this order, then the
         others by name. A sort by a value of the latest rounds (`BY_LATEST`) has one order for all clients, because no
@@ -51,11 +51,11 @@ class Clients:
         end = None if count is None else first + count
         if sort in BY_LATEST:
             every = store.client_names(row.run_id) + absent
-            names = sorted_by(every, self._latest(row, newest, sort, reasons, every), down)[first:end]
+            names = sorted_by(every, self._latest(row, newest, sort, reasons, every), descending)[first:end]
             clients = store.clients(row.run_id, devices=None if count is None else names)
             shown_absent = sorted({*absent}.intersection(names))
         else:
-            clients = store.clients(row.run_id, first, count, cast(ClientKey, sort), down)
+            clients = store.clients(row.run_id, first, count, cast(ClientKey, sort), descending)
             shown_absent = absent[max(0, first - taking_part) : None if end is None else max(0, end - taking_part)]
             names = [one.device for one in clients] + shown_absent
         wanted = None if count is None else names
@@ -112,9 +112,9 @@ AT_WORK: Final = ("selected", "accepted")  # outcomes of an assignment that is n
 BY_LATEST: Final = ("state", "examples", "residual_ratio")
 
 
-def sorted_by(names: Sequence[str], values: Mapping[str, Any], down: bool) -> list[str]:
+def sorted_by(names: Sequence[str], values: Mapping[str, Any], descending: bool) -> list[str]:
     """Return the names by their values, those without one last in either direction; equal ones stay in their order."""
-    known = sorted((name for name in names if name in values), key=values.__getitem__, reverse=down)
+    known = sorted((name for name in names if name in values), key=values.__getitem__, reverse=descending)
     return known + [name for name in names if name not in values]
 
 

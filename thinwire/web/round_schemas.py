@@ -53,7 +53,7 @@ class Round(Traffic, Outcomes):
     slowest: str
 
 
-class RoundLine(Traffic, Outcomes):
+class RoundSummary(Traffic, Outcomes):
     """Holds a round in a table: a `Round` without the fields of single clients; `selected` is their number."""
 
     round: int
@@ -227,9 +227,9 @@ class RunView(Answer):
     """Holds what a run's page shows if `whole`, otherwise what has changed of it since the requested change.
 
     - `change` is the number to request next; 0 if every view is whole.
-    - `opened` is the number of rounds. `lines` are the newest ones, or those that changed.
+    - `opened` is the number of rounds. `rounds` are the newest ones, or those that changed.
     - `points` and `spent` are those of the curves, thinned to a bounded number; a view that is not whole has none, and
-      its `lines` go on with them.
+      its `rounds` go on with them.
     - `round` is the chosen one, null before the first. `clients` are null if they were not requested.
     - `worst` are the slowest rounds, null if no round has closed since; none of a run with Poisson sampling.
     """
@@ -239,7 +239,7 @@ class RunView(Answer):
     opened: int
     run: RunNow
     about: About | None
-    lines: list[RoundLine]
+    rounds: list[RoundSummary]
     points: list[CurvePoint]
     spent: list[SpentPoint]
     round: RoundPage | None

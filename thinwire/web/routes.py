@@ -190,10 +190,10 @@ def run(reader: ReaderDep, run_id: RunId) -> schemas.RunPage:
 @router.get("/runs/{run_id}/view", response_model=round_schemas.RunView)
 def view(
     reader: ReaderDep, run_id: RunId, since: Change = 0, number: Chosen = 0, held: Change = 0,
-    first_client: AnyClient = None, sort: ShownKey = "device", down: bool = False,
+    first_client: AnyClient = None, sort: ShownKey = "device", descending: bool = False,
 ) -> Response:  # fmt: skip
     """Return what the run's page shows, or what has changed of it `since` a change; its clients are sorted."""
-    return _once(reader.view(run_id, since, number, held, first_client, sort, down))
+    return _once(reader.view(run_id, since, number, held, first_client, sort, descending))
 
 
 @router.post("/runs/{run_id}/{verb}", status_code=202)
@@ -222,10 +222,12 @@ def rounds(
     return found
 
 
-@router.get("/runs/{run_id}/lines")
-def lines(reader: ReaderDep, run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[round_schemas.RoundLine]:
-    """Return rounds as lines of a table, at most 120."""
-    return reader.lines(run_id, first, last)
+@router.get("/runs/{run_id}/round-summaries")
+def round_summaries(
+    reader: ReaderDep, run_id: RunId, first: Since = 1, last: Last = 2**31 - 1
+) -> list[round_schemas.RoundSummary]:
+    """Return rounds as rows of a table, at most 120."""
+    return reader.round_summaries(run_id, first, last)
 
 
 @router.get("/runs/{run_id}/heat", response_model=round_schemas.Heat)
@@ -237,10 +239,10 @@ def heat(reader: ReaderDep, run_id: RunId, first: Since = 1, last: Last = 2**31 
 @router.get("/runs/{run_id}/clients")
 def clients(
     reader: ReaderDep, run_id: RunId, first: FirstClient = 0, count: Count = 50, sort: ShownKey = "device",
-    down: bool = False,
+    descending: bool = False,
 ) -> schemas.Clients:  # fmt: skip
     """Return a page of the clients of a run, in this order."""
-    return reader.clients(run_id, first, count, sort, down)
+    return reader.clients(run_id, first, count, sort, descending)
 
 
 @router.get("/runs/{run_id}/rounds/{number}", response_model=round_schemas.RoundPage)
@@ -305,9 +307,9 @@ def updates_csv(
 
 
 @router.get("/runs/{run_id}/clients.csv", response_class=Response, include_in_schema=False)
-def clients_csv(reader: ReaderDep, run_id: RunId, sort: ShownKey = "device", down: bool = False) -> Response:
+def clients_csv(reader: ReaderDep, run_id: RunId, sort: ShownKey = "device", descending: bool = False) -> Response:
     """Return the clients of a run, in this order."""
-    return as_csv(reader.clients(run_id, sort=sort, down=down).clients, schemas.Client, f"{run_id}-clients")
+    return as_csv(reader.clients(run_id, sort=sort, descending=descending).clients, schemas.Client, f"{run_id}-clients")
 
 
 def as_csv(rows: Sequence[BaseModel], kind: type[BaseModel], name: str) -> Response:

@@ -25,11 +25,11 @@ from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Answer
 
 ListKey = Literal[SortKey, "disk"]
-MAX_LINES: Final = 10_000  # of a CSV
+MAX_ROWS: Final = 10_000  # of a CSV
 
 
-class RunLine(Answer):
-    """Holds a line of the table of runs; `best` is the best value of the plan's `metric`; without one, the latest.
+class RunSummary(Answer):
+    """Holds a row of the table of runs; `best` is the best value of the plan's `metric`; without one, the latest.
 
     `version` of `rounds_total` rounds made a step. `rounds_closed` also counts the rounds that closed without one.
     """
@@ -62,7 +62,7 @@ class RunList(Answer):
     total: int
     first: int
     statuses: dict[str, int]
-    runs: list[RunLine]
+    runs: list[RunSummary]
 
 
 class DiskSizes:
@@ -110,7 +110,7 @@ def _sizes(folder: Path) -> Iterator[int]:
                 yield found.st_size
 
 
-class RunLines:
+class RunListReader:
     """Makes pages of the table of runs."""
 
     def __init__(self, store: Store, reader: Reader, runs: Path | None) -> None:
@@ -123,49 +123,49 @@ class RunLines:
             rows = self._store.runs_of(self._by_disk(found, descending)[first : first + count])
         else:
             rows = self._store.some_runs(found, sort, descending, first, count)
-        return RunList(total=total, first=first, statuses=statuses, runs=self._lines(rows))
+        return RunList(total=total, first=first, statuses=statuses, runs=self._summaries(rows))
 
     def _by_disk(self, found: RunFilter, descending: bool) -> list[str]:
         ids = self._store.run_ids(found)  # newest first, and sorting keeps that among equal ones
         # True: by the sizes that are known, or the folders of all running runs would be counted for each page.
         return sorted(ids, key=lambda run_id: self._disk.of(run_id, True) or 0, reverse=descending)
 
-    def _lines(self, rows: Sequence[RunRow]) -> list[RunLine]:
-        return [self._line(row, said) for row, said in zip(rows, self._reader.sentences(rows), strict=True)]
+    def _summaries(self, rows: Sequence[RunRow]) -> list[RunSummary]:
+        return [self._summary(row, said) for row, said in zip(rows, self._reader.sentences(rows), strict=True)]
 
-    def _line(self, row: RunRow, sentence: str) -> RunLine:
-        own = {name: getattr(row, name) for name in RunLine.model_fields if hasattr(row, name)}
+    def _summary(self, row: RunRow, sentence: str) -> RunSummary:
+        own = {name: getattr(row, name) for name in RunSummary.model_fields if hasattr(row, name)}
         metric = str(row.plan["run"]["metric"])
         best = row.decisive.get(metric) if row.best_value is None else row.best_value
         took = None if row.started_at is None or row.finished_at is None else row.finished_at - row.started_at
         disk = self._disk.of(row.run_id, row.status in ENDED)
-        return RunLine(**own, sentence=sentence, metric=metric, best=best, seconds=took, disk_bytes=disk)
+        return RunSummary(**own, sentence=sentence, metric=metric, best=best, seconds=took, disk_bytes=disk)
 
 
 Search = Annotated[str, Query(max_length=MAX_SEARCH)]
 Statuses = Annotated[list[str] | None, Query(max_length=10)]
 Count = Annotated[int, Query(ge=1, le=200)]
-LinesDep = Annotated[RunLines, from_state("run_lines")]
+RunListDep = Annotated[RunListReader, from_state("run_list")]
 router = APIRouter(prefix=API, responses=PROBLEMS)
 
 
 @router.get("/run-list.csv", response_class=Response, include_in_schema=False)
 def list_csv(
-    lines: LinesDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
-    down: bool = True,
+    reader: RunListDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
+    descending: bool = True,
 ) -> Response:  # fmt: skip
-    """Return the runs that match, at most `MAX_LINES` of them."""
-    found = lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, 0, MAX_LINES)
-    return as_csv(found.runs, RunLine, "runs")
+    """Return the runs that match, at most `MAX_ROWS` of them."""
+    found = reader.page(RunFilter(q, tuple(status or ()), archived), sort, descending, 0, MAX_ROWS)
+    return as_csv(found.runs, RunSummary, "runs")
 
 
 @router.get("/run-list")
 def listed(
-    lines: LinesDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
-    down: bool = True, first: First = 0, count: Count = 50,
+    reader: RunListDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
+    descending: bool = True, first: First = 0, count: Count = 50,
 ) -> RunList:  # fmt: skip
     """Return a page of the runs whose id, name, tags or task have all words of `q`, or of those in the archive."""
-    return lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, first, count)
+    return reader.page(RunFilter(q, tuple(status or ()), archived), sort, descending, first, count)
 
 
 class ComparedPoint(Answer):

@@ -33,8 +33,8 @@ from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, 
 
 Shown = TypeVar("Shown", bound=schemas.Run)
 
-LINES: Final = 60  # newest rounds of a page
-MAX_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
+SHOWN_ROUNDS: Final = 60  # newest rounds of a page
+MAX_CHANGED: Final = 2 * SHOWN_ROUNDS  # rounds; where more have changed, everything is read
 MAX_ROUNDS: Final = 1000  # of one answer
 MAX_UPDATES: Final = 5000  # of one answer: they take 3 s and 40 MB
 ROUNDS_READ: Final = 50  # at once for such an answer
@@ -57,14 +57,14 @@ class Reader:
 
         A running one has its open round in its sentence.
         """
-        rows, line = [row for row in self._store.runs() if row.archived_at is None], self._store.run_queue()
+        rows, queue = [row for row in self._store.runs() if row.archived_at is None], self._store.run_queue()
         end = None if count is None else first + count
-        return [self._run(schemas.Run, row, self._open_rounds(row), line) for row in rows[first:end]]
+        return [self._run(schemas.Run, row, self._open_rounds(row), queue) for row in rows[first:end]]
 
     def sentences(self, rows: Sequence[RunRow]) -> list[str]:
         """Return the status of each of these runs in a sentence."""
-        line = self._store.run_queue() if any(row.status == "queued" for row in rows) else ()
-        return [self._sentence(row, self._open_rounds(row), line) for row in rows]
+        queue = self._store.run_queue() if any(row.status == "queued" for row in rows) else ()
+        return [self._sentence(row, self._open_rounds(row), queue) for row in rows]
 
     def run(self, name: str) -> schemas.RunPage:
         """Return one run with its plan, its clients and its time breakdown.
@@ -77,7 +77,7 @@ class Reader:
 
     def view(
         self, name: str, since: int = 0, number: int = 0, held: int = 0, first_client: int | None = None,
-        sort: ShownKey = "device", down: bool = False,
+        sort: ShownKey = "device", descending: bool = False,
     ) -> round_schemas.RunView:  # fmt: skip
         """Return what a run's page shows, or what has changed of it since the view with the change `since`.
 
@@ -91,25 +91,25 @@ class Reader:
         since = min(since, change)
         changed = store.rounds(row.run_id, changed_after=since, limit=MAX_CHANGED + 1) if since else []
         whole = not since or len(changed) > MAX_CHANGED
-        rounds = store.rounds(row.run_id, opened - LINES + 1) if whole else changed
+        rounds = store.rounds(row.run_id, opened - SHOWN_ROUNDS + 1) if whole else changed
         spent = self._spent(row)
         number = min(number or self._current(row, opened), opened)
         return round_schemas.RunView(
             change=change, whole=whole, opened=opened, run=self._now(row), about=self._about(row) if whole else None,
-            lines=[_line(one, row, spent) for one in rounds],
+            rounds=[_summary(one, row, spent) for one in rounds],
             points=list(map(_point, store.points(row.run_id, POINTS) if whole else ())),
             spent=_spent_points(spent) if whole else [],
             round=self._round_page(row, number, 0 if whole or held != number else since, newest) if number else None,
-            clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS, sort, down),
+            clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS, sort, descending),
             worst=self._worst(row) if whole or any(one.reason for one in changed) else None,
         )  # fmt: skip
 
-    def lines(self, name: str, first: int, last: int) -> list[round_schemas.RoundLine]:
-        """Return the rounds from `first` to `last` as lines of a table, at most `MAX_CHANGED` of them."""
+    def round_summaries(self, name: str, first: int, last: int) -> list[round_schemas.RoundSummary]:
+        """Return the rounds from `first` to `last` as rows of a table, at most `MAX_CHANGED` of them."""
         row = self._store.run(name)
         spent = self._spent(row)
         last = min(last, first + MAX_CHANGED - 1)
-        return [_line(one, row, spent) for one in self._store.rounds(row.run_id, first, last)]
+        return [_summary(one, row, spent) for one in self._store.rounds(row.run_id, first, last)]
 
     def rounds(self, name: str, first: int = 1) -> tuple[list[round_schemas.Round], int]:
         """Return at most `MAX_ROUNDS` rounds from `first` on, with sums since the start, and the next one or 0."""
@@ -183,10 +183,10 @@ class Reader:
         return told, at if not number and at <= opened else 0
 
     def clients(
-        self, name: str, first: int = 0, count: int | None = None, sort: ShownKey = "device", down: bool = False
+        self, name: str, first: int = 0, count: int | None = None, sort: ShownKey = "device", descending: bool = False
     ) -> schemas.Clients:  # fmt: skip
         """Return the clients of a run in this order, `count` of them from the place `first` on."""
-        return self._clients.page(self._store.run(name), first, count, sort, down)
+        return self._clients.page(self._store.run(name), first, count, sort, descending)
 
     def heat(self, name: str, first: int, last: int) -> round_schemas.Heat:
         """Return rounds by clients, of the newest rounds from `first` to `last`."""
@@ -224,15 +224,15 @@ class Reader:
         )  # fmt: skip
 
     def _run(
-        self, kind: type[Shown], row: RunRow, open_rounds: Sequence[RoundRow], line: Sequence[RunRow], **more: Any
+        self, kind: type[Shown], row: RunRow, open_rounds: Sequence[RoundRow], queue: Sequence[RunRow], **more: Any
     ) -> Shown:  # fmt: skip
         """Return a run as the schema `kind`, with its sentence."""
         values = {name: getattr(row, name) for name in schemas.Run.model_fields if name != "sentence"}
         values["status_text"] = with_home(row.status_text, self._home)
-        return kind(**values, sentence=self._sentence(row, open_rounds, line), **more)
+        return kind(**values, sentence=self._sentence(row, open_rounds, queue), **more)
 
-    def _sentence(self, row: RunRow, open_rounds: Sequence[RoundRow], line: Sequence[RunRow]) -> str:
-        return with_home(run_sentence(row, next(iter(open_rounds), None), behind(row, line)), self._home)
+    def _sentence(self, row: RunRow, open_rounds: Sequence[RoundRow], queue: Sequence[RunRow]) -> str:
+        return with_home(run_sentence(row, next(iter(open_rounds), None), behind(row, queue)), self._home)
 
     def _about(self, row: RunRow) -> dict[str, Any]:
         """Return the facts of a run that only more rounds change."""
@@ -354,10 +354,10 @@ def _round(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.Round:
     return round_schemas.Round.model_validate(replace(row, **until)).model_copy(update=more)
 
 
-def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
-    """Return a round as a line of a table."""
+def _summary(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundSummary:
+    """Return a round as a row of a table."""
     own = {**vars(row), **_sums(row, run), **_epsilons(row.round, spent), **_drawn(row), "selected": len(row.selected)}
-    return round_schemas.RoundLine(**own, closing=closing(row, _least(row, run)))
+    return round_schemas.RoundSummary(**own, closing=closing(row, _least(row, run)))
 
 
 def _point(row: PointRow) -> round_schemas.CurvePoint:

@@ -3,9 +3,8 @@ import { get } from "./api.js";
 import { html, link, useEffect } from "./dom.js";
 import { count, when } from "./format.js";
 import { Gone } from "./frame.js";
-import { Pager } from "./lines.js";
 import { serverNow, useReading } from "./live.js";
-import { Refusal, Section, Table } from "./parts.js";
+import { Pager, Refusal, Section, Table } from "./parts.js";
 import { useQuery } from "./query.js";
 
 const PAGE = 50;

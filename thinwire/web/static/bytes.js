@@ -1,16 +1,16 @@
 // What was sent, beside what the same exchange takes in plain float32.
 import { html, link } from "./dom.js";
 import { bytes, ratio, wired } from "./format.js";
-import { Lines } from "./lines.js";
+import { RoundTable } from "./roundtable.js";
 import { Section } from "./parts.js";
 import { useTable } from "./query.js";
 
-export const Bytes = ({ run, opened, lines, news }) => {
+export const Bytes = ({ run, opened, rounds, news }) => {
   const [table, setTable] = useTable("bytes");
   return html`
     <${Section} id="bytes" title="Bytes" aside="against dense float32" table=${table} setTable=${setTable}
       csv=${link(`api/v1/runs/${run.run_id}/rounds.csv`)} json=${link(`api/v1/runs/${run.run_id}`)}>
-      ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} />` : html`
+      ${table ? html`<${Numbers} run=${run} opened=${opened} rounds=${rounds} news=${news} />` : html`
         <${Way} title="Up, from the devices" dense=${run.dense_up} payload=${run.payload_up} wire=${run.wire_up} />
         <${Way} title="Down, to the devices" dense=${run.dense_down} payload=${run.payload_down} wire=${run.wire_down} />
         <p class="note">Payload: the ${run.protection ? "masked updates, with keys, shares and signatures" : "frames"}. ${run.source === "sim" ? "A simulation has no wire." : "Wire: read from and written to the devices' sockets, HTTP included, counted for each assignment with its update."} The evaluation of the last model counts here, and in no round.</p>`}
@@ -36,8 +36,8 @@ const Bar = ({ name, value, most, tone, times, said }) => html`
     <span class="times">${times ? html`<b>${times}</b>` : ""}</span>
   </div>`;
 
-const Numbers = ({ run, opened, lines, news }) => html`
-  <${Lines} label="Bytes of each round" run=${run} opened=${opened} lines=${lines} news=${news} columns=${[
+const Numbers = ({ run, opened, rounds, news }) => html`
+  <${RoundTable} label="Bytes of each round" run=${run} opened=${opened} rounds=${rounds} news=${news} columns=${[
     { title: "Round", cell: (r) => r.round },
     { title: "Payload up", right: true, cell: (r) => bytes(r.payload_up) },
     { title: "Wire up", right: true, cell: (r) => wired(r.wire_up, r.payload_up) },

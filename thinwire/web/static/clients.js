@@ -3,8 +3,7 @@ import { LastOutcome } from "./devices.js";
 import { html, link } from "./dom.js";
 import { ago, bytes, count, share, wired } from "./format.js";
 import { serverNow } from "./live.js";
-import { Pager } from "./lines.js";
-import { Icon, Section, Table } from "./parts.js";
+import { Icon, Pager, Section, Table } from "./parts.js";
 import { useQuery } from "./query.js";
 import { NotKnown } from "./secure.js";
 
@@ -18,15 +17,15 @@ export const useClients = () => {
   const [turned, setTurned] = useQuery("turned", "");
   const [page, setPage] = useQuery("page", "1");
   const sort = [...RISING, ...FALLING].includes(by) ? by : "device";
-  const down = FALLING.includes(sort) !== Boolean(turned);
+  const descending = FALLING.includes(sort) !== Boolean(turned);
   const order = (key) => {
     setTurned(key === sort && !turned ? "1" : "");
     setBy(key);
     setPage("1");
   };
-  const ordered = `sort=${sort}&down=${down}`;
+  const ordered = `sort=${sort}&descending=${descending}`;
   const first = Math.max(0, (Number.parseInt(page, 10) || 1) - 1) * PAGE;
-  return { sort, up: !down, order, ordered, query: `client=${first}&${ordered}`, turn: (place) => setPage(String(place / PAGE + 1)) };
+  return { sort, up: !descending, order, ordered, query: `client=${first}&${ordered}`, turn: (place) => setPage(String(place / PAGE + 1)) };
 };
 
 const STATES = {

@@ -3,9 +3,8 @@ import { get } from "./api.js";
 import { Curve } from "./chart.js";
 import { html, link, useMemo, useState } from "./dom.js";
 import { count, moment, seconds, share, speed } from "./format.js";
-import { Pager } from "./lines.js";
 import { useReading } from "./live.js";
-import { Refusal, Section, Switch, Table } from "./parts.js";
+import { Pager, Refusal, Section, Switch, Table } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
 const GAP_MS = 10000; // between two reads of thousands of assignments

@@ -3,7 +3,7 @@ import { Curve } from "./chart.js";
 import { Mark, RunChart, valueAt } from "./runchart.js";
 import { html, link, useMemo, useState } from "./dom.js";
 import { bytes, decisive, measures, metric, seconds } from "./format.js";
-import { Lines } from "./lines.js";
+import { RoundTable } from "./roundtable.js";
 import { Section, Switch } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
@@ -16,7 +16,7 @@ const SHOWN = 6; // metrics with a curve of their own beside each other
 const SMOOTHING = [["0", "none"], ["0.6", "some"], ["0.9", "much"]]; // share of the mean before, in a moving mean
 const COLORS = { accuracy: "--train", loss: "--late" };
 
-export const Learning = ({ run, opened, lines, points, news }) => {
+export const Learning = ({ run, opened, rounds, points, news }) => {
   const [axis, setAxis] = useQuery("x", "rounds");
   const [table, setTable] = useTable("learning");
   const by = AXES[axis] || AXES.rounds;
@@ -29,7 +29,7 @@ export const Learning = ({ run, opened, lines, points, news }) => {
         ${names.length > 0 && html`<label class="pickone">Metric <select onChange=${(event) => setOne(event.target.value)}>
           <option value="" selected=${!chosen}>${names.length > SHOWN ? `the first ${SHOWN}` : "all"}</option>${names.map((name) => html`<option key=${name} value=${name} selected=${name === chosen}>${name}</option>`)}</select></label>`}</span>`}
       csv=${link(`api/v1/runs/${run.run_id}/rounds.csv`)} json=${link(`api/v1/runs/${run.run_id}/rounds`)}>
-      ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} names=${names.slice(0, SHOWN)} />`
+      ${table ? html`<${Numbers} run=${run} opened=${opened} rounds=${rounds} news=${news} names=${names.slice(0, SHOWN)} />`
         : chosen ? html`<${Large} name=${chosen} run=${run} rounds=${points} by=${by} />`
         : measures(run) && html`<div class="curves">${names.slice(0, SHOWN).map((name) => html`<${OneCurve} key=${name} name=${name} run=${run} rounds=${points} by=${by} />`)}</div>`}
       ${run.not_evaluated && html`<p class="note">${run.not_evaluated[0].toUpperCase()}${run.not_evaluated.slice(1)}.</p>`}
@@ -109,8 +109,8 @@ const cut = (name, clipped) => {
   return who.length ? `, clipped: ${who.join(", ")}` : "";
 };
 
-const Numbers = ({ run, opened, lines, news, names }) => html`
-  <${Lines} label="Metrics of each round" run=${run} opened=${opened} lines=${lines} news=${news} columns=${[
+const Numbers = ({ run, opened, rounds, news, names }) => html`
+  <${RoundTable} label="Metrics of each round" run=${run} opened=${opened} rounds=${rounds} news=${news} columns=${[
     { title: "Round", cell: (r) => r.round },
     ...names.map((name) => ({ title: name, right: true, cell: (r) => html`${metric(decisive(r)[name])}${cut(name, r.clipped)}` })),
     ...names.map((name) => ({ title: `${name}, clients`, right: true, cell: (r) => (r.spread[name] ? `${metric(r.spread[name][0])} – ${metric(r.spread[name][1])}` : "–") })),

@@ -168,3 +168,11 @@ export const Refusal = ({ error }) => html`
     <${Icon} name="alert" />
     <div><strong>${error.message}</strong>${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>Try: ${error.hint}</p>`}</div>
   </div>`;
+
+/** Two buttons and what is shown; a button without an action is disabled. */
+export const Pager = ({ label, said, before, after, words }) => html`
+  <p class="pager" role="group" aria-label=${label}>
+    <button type="button" class="tool" disabled=${!before} onClick=${() => before()}><${Icon} name="left" />${words[0]}</button>
+    <span class="faint" role="status">${said}</span>
+    <button type="button" class="tool" disabled=${!after} onClick=${() => after()}>${words[1]}<${Icon} name="right" /></button>
+  </p>`;

@@ -1,11 +1,11 @@
 // Differential privacy: what a run has spent, as a curve over rounds up to its bound, and what that means and assumes.
 import { Curve } from "./chart.js";
 import { html, link, useMemo, useState } from "./dom.js";
-import { Lines } from "./lines.js";
+import { RoundTable } from "./roundtable.js";
 import { Icon, Section } from "./parts.js";
 import { useTable } from "./query.js";
 
-export const Privacy = ({ run, opened, lines, spent, news }) => {
+export const Privacy = ({ run, opened, rounds, spent, news }) => {
   const [table, setTable] = useTable("privacy");
   const [at, setAt] = useState(null);
   const { privacy } = run;
@@ -30,7 +30,7 @@ export const Privacy = ({ run, opened, lines, spent, news }) => {
         <div><dt>rounds of one client</dt><dd>${spending.participations}</dd></div>
         <div><dt>reserved · released</dt><dd>${spending.reserved} · ${spending.released}</dd></div>
       </dl>
-      ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} />` : points.some((p) => p.x) && html`
+      ${table ? html`<${Numbers} run=${run} opened=${opened} rounds=${rounds} news=${news} />` : points.some((p) => p.x) && html`
         <div class="curves"><figure>
           <figcaption><b>epsilon ${whose}</b>
             <span><span class="value">${up(shown.y)}</span> <span class="faint">round ${shown.x}${privacy.bound === null ? "" : `, dashed: ${privacy.bound_name} ${up(privacy.bound)}`}</span></span></figcaption>
@@ -53,8 +53,8 @@ const up = (value) => {
   return String(+(Math.ceil(value / unit - 1e-9) * unit).toPrecision(3));
 };
 
-const Numbers = ({ run, opened, lines, news }) => html`
-  <${Lines} label="Epsilon after each round" run=${run} opened=${opened} lines=${lines} news=${news} only=${(r) => r.epsilon_run !== null} columns=${[
+const Numbers = ({ run, opened, rounds, news }) => html`
+  <${RoundTable} label="Epsilon after each round" run=${run} opened=${opened} rounds=${rounds} news=${news} only=${(r) => r.epsilon_run !== null} columns=${[
     { title: "Round", cell: (r) => r.round },
     { title: "Model", cell: (r) => (!r.reason ? "open" : r.version > r.base_version ? "released" : "none, and spent") },
     { title: "Epsilon, this run", right: true, cell: (r) => up(r.epsilon_run) },

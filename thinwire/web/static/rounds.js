@@ -4,7 +4,7 @@ import { html, link, useEffect, useRef } from "./dom.js";
 import { seconds, share } from "./format.js";
 import { Gantt, STAGES } from "./gantt.js";
 import { HeatMap, MAX_BARS } from "./heat.js";
-import { useLines } from "./lines.js";
+import { useRounds } from "./roundtable.js";
 import { stoodStill } from "./live.js";
 import { Because, Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 import { useTable } from "./query.js";
@@ -14,13 +14,13 @@ import { Went } from "./went.js";
 const SHOWN = 60; // rounds in the strip at once
 const NAMED = 8; // clients that are named with the reason why they are not selected
 
-export const Rounds = ({ run, opened, lines, round, worst, news, chosen, choose, error }) => {
+export const Rounds = ({ run, opened, rounds, round, worst, news, chosen, choose, error }) => {
   const [table, setTable] = useTable("gantt");
   const last = opened;
-  const newest = (lines.find((r) => !r.reason) ?? lines.at(-1)).round; // the round that takes replies; rounds after it may have assignments already
+  const newest = (rounds.find((r) => !r.reason) ?? rounds.at(-1)).round; // the round that takes replies; rounds after it may have assignments already
   const number = Math.min(last, Math.max(1, Number.parseInt(chosen, 10) || newest));
   const first = Math.max(1, Math.min(last - SHOWN + 1, number - SHOWN / 2));
-  const strip = useLines(run, lines, first, Math.min(last, first + SHOWN - 1), news);
+  const strip = useRounds(run, rounds, first, Math.min(last, first + SHOWN - 1), news);
   const pick = (n) => {
     const found = n === null ? newest : Math.min(last, Math.max(1, n));
     choose(found === newest ? null : String(found));

@@ -50,11 +50,11 @@ export const RunPage = ({ id, news }) => {
     document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";
   }, [data?.run.run_id, data?.run.status]);
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
-  const { run, opened, lines, devices, service } = data;
+  const { run, opened, rounds, devices, service } = data;
   const gone = news.aggregator === "gone" || !news.reached;
   return html`
     <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
-    <${Head} run=${run} lines=${lines} still=${stoodStill(news)} gone=${gone} />
+    <${Head} run=${run} rounds=${rounds} still=${stoodStill(news)} gone=${gone} />
     ${run.status === "waiting" || (!opened && !ENDED.includes(run.status))
       ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${gone} />` : null}
     ${opened ? html`
@@ -78,15 +78,15 @@ const Below = ({ data, news, shown, chosen, choose, error }) => {
         <//>`}
       <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
-    ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} lines=${data.lines} />`}
+    ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} rounds=${data.rounds} />`}
     ${clients?.total ? html`<${Clients} run=${run} page=${clients} shown=${shown} />` : null}
     <${Models} run=${run} />
     <${Plan} run=${run} />
     <${Journal} id=${run.run_id} />`;
 };
 
-const Head = ({ run, lines, still, gone }) => {
-  const open = lines.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
+const Head = ({ run, rounds, still, gone }) => {
+  const open = rounds.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
   const now = useTime(going, still);
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
@@ -103,7 +103,7 @@ const Head = ({ run, lines, still, gone }) => {
     ${run.warning && html`<div class="notice bad" role="alert"><${Icon} name="alert" /><div><strong>${run.warning}</strong></div></div>`}
     ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
     <${Progress} run=${run} open=${open} now=${now} />
-    ${lines.length || ENDED.includes(run.status) ? html`<dl class="figures">
+    ${rounds.length || ENDED.includes(run.status) ? html`<dl class="figures">
       ${measures(run) && figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
       ${"accuracy" in run.metrics && figure("loss", run)}
       <div><dt>rounds</dt><dd><${Made} run=${run} /></dd></div>
@@ -172,8 +172,8 @@ const Waiting = ({ run, devices, service, gone }) => html`
   </section>`;
 
 /** What was estimated when the run was started, beside what it was. Bytes are those of the newest rounds: the sums of the run have evaluations too. */
-const Estimated = ({ run, lines }) => {
-  const sum = (...names) => names.reduce((all, name) => lines.reduce((some, line) => some + line[name], all), 0);
+const Estimated = ({ run, rounds }) => {
+  const sum = (...names) => names.reduce((all, name) => rounds.reduce((some, round) => some + round[name], all), 0);
   const replies = sum("aggregated_count", "late", "dropped");
   const mean = (total, count) => (count ? total / count : null);
   const rows = [

@@ -4,9 +4,8 @@ import { home, html, link, may, STATUSES, useEffect, useRef, useState } from "./
 import { DeviceTable, TagList, isOnline, joinCommand } from "./devices.js";
 import { ago, bytes, count, metric, plural, seconds, when } from "./format.js";
 import { Gone } from "./frame.js";
-import { Pager } from "./lines.js";
 import { serverNow, useReading } from "./live.js";
-import { Command, Heading, Icon, Made, Refusal, Section, Status } from "./parts.js";
+import { Command, Heading, Icon, Made, Pager, Refusal, Section, Status } from "./parts.js";
 import { useQuery } from "./query.js";
 
 const PAGE = 50;
@@ -28,7 +27,7 @@ export const RunsPage = ({ news }) => {
   const [pick, setPick] = useQuery("pick", "");
   const first = Math.max(0, (Number.parseInt(page, 10) || 1) - 1) * PAGE;
   const chosen = status ? status.split(",").filter((one) => STATUSES.includes(one)) : [];
-  const matching = new URLSearchParams({ q, sort, down: String(!up), archived: String(Boolean(archived)) });
+  const matching = new URLSearchParams({ q, sort, descending: String(!up), archived: String(Boolean(archived)) });
   for (const one of chosen) matching.append("status", one);
   const query = `${matching}&first=${first}&count=${PAGE}`;
   const { data, error } = useReading(() => read(query), news, [query, news.heard]);

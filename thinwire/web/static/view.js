@@ -1,5 +1,5 @@
 // What a run's page knows: a whole view, and the views after it that carry only what has changed.
-const LINES = 60; // newest rounds that are kept
+const SHOWN_ROUNDS = 60; // newest rounds that are kept
 const MAX_POINTS = 800; // of a curve, until a thinner one is read
 
 /** The address of the next view, after `old`, with the chosen round (0: the one that takes replies); `clients` names a page of them. */
@@ -15,10 +15,10 @@ export const merge = (old, view) => {
   const worst = view.worst ?? old?.worst;
   if (view.whole || !old) return { ...view, run, clients, worst };
   const round = !view.round || view.round.whole ? view.round : { ...view.round, updates: put(old.round.updates, view.round.updates, (u) => u.assignment_id, byDevice) };
-  const lines = put(old.lines, view.lines, (r) => r.round, byRound).slice(-LINES);
-  const points = put(old.points, view.lines.filter((r) => Object.keys(r.metrics).length), (r) => r.round, byRound);
-  const spent = put(old.spent, view.lines.filter((r) => r.epsilon_run !== null), (r) => r.round, byRound);
-  return { ...view, run, clients, worst, round, lines, points, spent };
+  const rounds = put(old.rounds, view.rounds, (r) => r.round, byRound).slice(-SHOWN_ROUNDS);
+  const points = put(old.points, view.rounds.filter((r) => Object.keys(r.metrics).length), (r) => r.round, byRound);
+  const spent = put(old.spent, view.rounds.filter((r) => r.epsilon_run !== null), (r) => r.round, byRound);
+  return { ...view, run, clients, worst, round, rounds, points, spent };
 };
 
 const byRound = (a, b) => a.round - b.round;

@@ -102,7 +102,7 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
         polled(here.fleet, Failure).text,
     ]
     assert all(text.isprintable() and text.startswith("a") for text in texts)
-    render.devices(here.store.devices(), render.Known(tls=True), False)
+    render.print_devices(here.store.devices(), render.AggregatorState(tls=True), False)
     assert capsys.readouterr().out.isascii()
     assert liar.push(replace(answer("pi-1", "assignment-1", 1, b"x"), codec=bad), b"x").short == (409, "protocol")
 

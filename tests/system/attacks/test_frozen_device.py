@@ -13,7 +13,7 @@ from tests.support.callers import tls_place
 from tests.support.cli_story import KEY
 from tests.support.fleet_words import PATIENCE_S, hello, join, polled, until
 from tests.support.transport_doubles import Place, place
-from thinwire.cli.devices.render import Known
+from thinwire.cli.devices.render import AggregatorState
 from thinwire.core.clock import VirtualClock, heard_by
 from thinwire.core.events import DeviceOnline
 from thinwire.core.fleet import ClientConnected, ClientDisconnected
@@ -75,6 +75,6 @@ def test_a_list_says_for_how_long_a_device_was_silent(tmp_path: Path) -> None:
         store.roster.enrol("pi-1", KEY, b"key", "loopback")
         store.record_device(DeviceOnline(1000.0, "pi-1"))
         (info,) = store.devices()
-    assert Known(heard_by={"pi-1": 1200.0}).last_seen_at(info) == 1200.0
-    assert Known(heard_by={"pi-1": 900.0}).last_seen_at(info) == 1000.0  # of its life before
-    assert Known(alive=False, down_since=2000.0, heard_by={"pi-1": 1200.0}).last_seen_at(info) == 1200.0
+    assert AggregatorState(last_contacts={"pi-1": 1200.0}).last_seen_at(info) == 1200.0
+    assert AggregatorState(last_contacts={"pi-1": 900.0}).last_seen_at(info) == 1000.0  # of its life before
+    assert AggregatorState(alive=False, down_since=2000.0, last_contacts={"pi-1": 1200.0}).last_seen_at(info) == 1200.0

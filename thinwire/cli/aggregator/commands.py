@@ -92,7 +92,7 @@ def status(
 ) -> None:
     """Show the aggregator's addresses, its devices and its current runs."""
     from thinwire.cli.aggregator.serve import login_url
-    from thinwire.cli.devices.render import Known
+    from thinwire.cli.devices.render import AggregatorState
     from thinwire.cli.local_state import (
         absent,
         again,
@@ -126,7 +126,7 @@ def status(
         line = store.run_queue()
         code = login_url(about["dashboard_url"], store.logins.new_code()) if login and about.get("dashboard") else None
     queued, full = [row for row in line if row.status == "queued"], disk_full_text(aggregator_home(home).root)
-    known = Known(heard_by=last_contacts(runs, aggregator_home(home).lock))
+    state = AggregatorState(last_contacts=last_contacts(runs, aggregator_home(home).lock))
     heard = {info.row.name: info for info in devices if info.online}
     online = list(heard)
     standings = {info.row.name: info.row.standing(bool(about.get("pin"))) for info in devices}
@@ -136,7 +136,7 @@ def status(
         keys = ("listen", "urls", "pin", "dashboard", "control_address", "pid", "version", "home")
         found: dict[str, Any] = {key: about.get(key) for key in keys}
         found |= {"devices": len(online), "online": online, "waiting": waiting}
-        found |= {"last_seen_at": {name: known.last_seen_at(info) for name, info in heard.items()}}
+        found |= {"last_seen_at": {name: state.last_seen_at(info) for name, info in heard.items()}}
         found |= {"running": next((row.run_id for row in going if row.status != "paused"), None)}
         found |= {"runs": {row.run_id: row.status for row in going}, "queued": [row.run_id for row in queued]}
         found |= {"disk_full": full or None}
@@ -148,7 +148,7 @@ def status(
     console.line(f"web      {code or about.get('dashboard_url') or 'none (--no-dashboard)'}")
     if about.get("control_address"):
         console.line(f"flower   {about['control_address']} for flwr run")
-    named = ", ".join(f"{name} (heard {known.heard(info)})" for name, info in heard.items())
+    named = ", ".join(f"{name} (last seen {state.last_seen(info)})" for name, info in heard.items())
     console.line(f"devices  {len(online)} of {len(approved)} online{': ' + named if online else ''}")
     if waiting:
         console.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")

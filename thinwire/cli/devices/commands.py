@@ -44,18 +44,19 @@ def list_(
 
     require_home(home)
     if not has_database(aggregator_home(home)):
-        render.nothing(json)
+        render.print_no_devices(json)
         return
     with opened(home) as store:
         if log:
-            render.log(store.audit.actions(), store.audit.notes(), json)
+            render.print_audit_log(store.audit.actions(), store.audit.notes(), json)
         else:
-            found, known = [one for one in store.devices() if {*(tag or ())} <= {*one.tags}], _aggregator(home, store)
+            found = [one for one in store.devices() if {*(tag or ())} <= {*one.tags}]
+            aggregator = _aggregator_state(home, store)
             if tag and not (found or json):
                 console.note(f"no device has the tag {' and '.join(tag)}: thinwire devices list")
                 return
-            render.devices(found, known, json)
-            if found and not (known.alive or json):
+            render.print_devices(found, aggregator, json)
+            if found and not (aggregator.alive or json):
                 console.note(f"{absent(home)}: nobody can tell who is online; {way_back(home)}")
 
 
@@ -68,15 +69,15 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
     from thinwire.store import LINK_KINDS
 
     with opened(home, read_only=True) as store:
-        rows, links, known = list(store.devices()), store.measures(*LINK_KINDS), _aggregator(home, store)
+        rows, links, aggregator = list(store.devices()), store.measures(*LINK_KINDS), _aggregator_state(home, store)
     found = next((info for info in rows if info.row.name == name), None)
     if found is None:
         called = ", ".join(info.row.name for info in rows)
         raise NotFound(f"no device {name!r}", why=f"known: {called or 'none'}", hint="thinwire devices list")
-    render.one(found, [one for one in links if one.device == name], known, json)
+    render.print_device(found, [one for one in links if one.device == name], aggregator, json)
 
 
-def _aggregator(home: Path | None, store: Store) -> render.Known:
+def _aggregator_state(home: Path | None, store: Store) -> render.AggregatorState:
     """Return the state of the aggregator on this machine, as the tables need it."""
     from thinwire.cli.devices import render
     from thinwire.cli.local_state import aggregator_home, alive
@@ -85,7 +86,7 @@ def _aggregator(home: Path | None, store: Store) -> render.Known:
 
     about, lock = alive(home), aggregator_home(home).lock
     contacts = last_contacts(store.runs(with_deleted=True), lock)
-    return render.Known(about is not None, down_since_of(lock), bool((about or {}).get("pin")), contacts)
+    return render.AggregatorState(about is not None, down_since_of(lock), bool((about or {}).get("pin")), contacts)
 
 
 @app.command()
@@ -109,7 +110,7 @@ def invite(
 ) -> None:
     """Make invitations; each enrolls one device, once."""
     from thinwire.cli.devices import render
-    from thinwire.cli.devices.render import handed_out, new_table, read_names, write_table
+    from thinwire.cli.devices.files import new_table, read_names, write_table
     from thinwire.cli.local_state import aggregator_home, opened, operator, require_home
     from thinwire.cli.params import parse_duration
     from thinwire.core.errors import UsageError
@@ -121,7 +122,7 @@ def invite(
         with opened(home, read_only=listed) as store:
             if withdraw is not None:
                 store.invitations.withdraw(withdraw, operator())
-            render.invitations(store.invitations.all(), withdraw, json)
+            render.print_invitations(store.invitations.all(), withdraw, json)
         return
     wanted = read_names(names) if names else []
     if wanted and count not in (None, len(wanted)):
@@ -138,17 +139,17 @@ def invite(
             return store.invitations.invite(1 if count is None else count, wanted, expires_s, by_hand, operator())
 
         if out is None:
-            render.invited(address, made(), by_hand, json)
+            render.print_new_invitations(address, made(), by_hand, json)
             return
         with new_table(out) as file:
             invited = made()
             try:
-                write_table(file, handed_out(address, invited))
+                write_table(file, render.invitation_rows(address, invited))
             except OSError:
                 for one in invited:  # their secrets were not written, so nobody can use them
                     store.invitations.withdraw(one.id, operator())
                 raise
-        render.written(out, invited, by_hand, json)
+        render.print_invitation_file(out, invited, by_hand, json)
 
 
 @app.command()
@@ -164,7 +165,7 @@ def approve(
 ) -> None:
     """Approve a device that is pending or revoked, or one whose public key you have."""
     from thinwire.cli.devices import render
-    from thinwire.cli.devices.render import read_public_key
+    from thinwire.cli.devices.files import read_public_key
     from thinwire.cli.local_state import opened, operator
     from thinwire.core.errors import UsageError
 
@@ -179,12 +180,10 @@ def approve(
         else:
             assert as_name is not None
             store.roster.add(as_name, der, "stock", operator())
-        info, known = (
-            next(one for one in store.devices() if one.row.name == (name or as_name)),
-            _aggregator(home, store),
-        )
+        info = next(one for one in store.devices() if one.row.name == (name or as_name))
+        aggregator = _aggregator_state(home, store)
     if json:
-        console.document(render.document(info, known))
+        console.document(render.device_document(info, aggregator))
         return
     console.line(f"{info.row.name} is approved ({info.row.how}); the fingerprint of its key:")
     console.line(f"  {formatting.grouped(info.row.fingerprint)}")

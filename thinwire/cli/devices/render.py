@@ -1,115 +1,27 @@
-"""Devices as the command line shows them, and invitations and public keys as an operator hands them out.
-
-An invitation is printed with the command to paste on the device, or written to a CSV file of many.
-"""
+"""Print devices, their audit log, and invitations with the command to paste on the device."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import dataclasses
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
 from thinwire.core import formatting
 from thinwire.core.equipment import GIB
 from thinwire.core.formatting import duration, speed
-from thinwire.core.invitation import COLUMNS, InviteAddress
+from thinwire.core.invitation import InviteAddress
 
 if TYPE_CHECKING:
     from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, Invited, MeasureRow, RefusalNote
 
 
-@contextlib.contextmanager
-def new_table(path: Path) -> Iterator[IO[str]]:
-    """Create a file that only its owner can read, and remove it if the block fails; `UsageError` if it exists."""
-    from thinwire.core.errors import UsageError
-    from thinwire.core.statedir import disk_error
-
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
-        why = "the invitations in it may not have been used yet"
-        raise UsageError(f"{path} is there already", why=why, hint="--out with another name") from error
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"there is no folder {path.parent}", hint="--out in one that is there") from error
-    except OSError as error:
-        raise disk_error(error, path) from error
-    try:
-        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
-            yield file
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
-
-
-def write_table(file: IO[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows as CSV with a header; they are durable on return."""
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def read_names(path: Path) -> list[str]:
-    """Return the names of a file, one in each line; empty lines and those with # are skipped."""
-    from thinwire.core.errors import UsageError
-
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the names in {path}", why=str(error), hint="one name a line") from error
-    if names := [line for line in lines if line and not line.startswith("#")]:
-        return names
-    raise UsageError(f"there is no name in {path}", hint="one name a line: a-z, 0-9 and -")
-
-
-KIND = "ecdsa-sha2-nistp384"
-LONGEST = 16 * 1024  # bytes; a key file has about 200
-HINT = "ssh-keygen -t ecdsa -b 384 makes a pair; the public one is the file that ends in .pub"
-
-
-def read_public_key(path: Path) -> bytes:
-    """Return the DER SubjectPublicKeyInfo of an OpenSSH P-384 public key, as OpenSSH and Flower write them.
-
-    The DER is encoded again from the numbers in the file, so that one key has one form. `UsageError` for any other
-    file.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
-    from thinwire.core.errors import UsageError
-
-    try:
-        with open(path, "rb") as file:
-            data = file.read(LONGEST + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}", why=error.strerror or str(error), hint="--key FILE.pub") from error
-    if b"PRIVATE KEY" in data:
-        raise UsageError(
-            f"{path} is a private key", why="it must not leave its device", hint="--key FILE.pub, the other one"
-        )
-    try:
-        key = load_ssh_public_key(data.strip())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{path} is no public key of OpenSSH's form", why=str(error), hint=HINT) from error
-    if len(data) > LONGEST or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UsageError(f"{path} is no {KIND} key", why="Flower's nodes use that kind only", hint=HINT)
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
 SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
 
 
-def nothing(json: bool, tls: bool = False) -> None:
+def print_no_devices(json: bool, tls: bool = False) -> None:
     """Print that there are no devices, and the command that adds one."""
     if json:
         console.document([])
@@ -119,17 +31,17 @@ def nothing(json: bool, tls: bool = False) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """The aggregator's own state, without which it is unknown which devices are online.
+class AggregatorState:
+    """The state of the aggregator, without which it is unknown which devices are online.
 
     `alive`: it is running. `down_since`: when it was last running, wall clock; 0 if unknown. `tls`: its device API is
-    open to other machines. `heard_by`: the last contact of each device, wall clock.
+    open to other machines. `last_contacts`: the last contact of each device, wall clock.
     """
 
     alive: bool = True
     down_since: float = 0.0
     tls: bool = False
-    heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/privacy.py
+    last_contacts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/privacy.py
 
     def last_seen_at(self, info: DeviceInfo) -> float | None:
         """Return the last contact of a device as wall-clock seconds; None without any.
@@ -138,7 +50,7 @@ class Known:
         """
         if not info.online:
             return info.last_seen_at
-        if at := self.heard_by.get(info.row.name):
+        if at := self.last_contacts.get(info.row.name):
             return max(at, info.last_seen_at or 0.0)
         return time.time() if self.alive else max(self.down_since, info.last_seen_at or 0.0)
 
@@ -148,45 +60,45 @@ class Known:
 
         return presence(info.online, self.last_seen_at(info), time.time()) if self.alive else unknown
 
-    def heard(self, info: DeviceInfo) -> str:
+    def last_seen(self, info: DeviceInfo) -> str:
         """Return the last contact of a device in words."""
-        is_now = info.online and self.alive and info.row.name not in self.heard_by  # it connected later
+        is_now = info.online and self.alive and info.row.name not in self.last_contacts  # it connected later
         return "now" if is_now else console.ago(self.last_seen_at(info))
 
 
-def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
+def print_devices(found: Sequence[DeviceInfo], aggregator: AggregatorState, json: bool) -> None:
     """Print all devices, then the fingerprints of those that wait for approval."""
     if json:
-        console.document([document(info, known) for info in found])
+        console.document([device_document(info, aggregator) for info in found])
     elif not found:
-        nothing(json, known.tls)
+        print_no_devices(json, aggregator.tls)
     else:
         header: tuple[str, ...] = (
-            "device", "state", "how", "fingerprint", "presence", "heard", "has", "tasks", "updates", "payload up",
-            "last",
+            "device", "state", "how", "fingerprint", "presence", "last seen", "has", "tasks", "updates", "payload up",
+            "last outcome",
         )  # fmt: skip
-        rows: list[tuple[str, ...]] = [_row(info, known) for info in found]
+        rows: list[tuple[str, ...]] = [_row(info, aggregator) for info in found]
         if any(info.tags for info in found):
             header = (*header, "tags")
             rows = [(*row, " ".join(info.tags)) for row, info in zip(rows, found, strict=True)]
         console.table(header, rows, right=header[8:10])
-        for row in (info.row for info in found if info.row.standing(known.tls) == "pending"):
+        for row in (info.row for info in found if info.row.standing(aggregator.tls) == "pending"):
             console.line(
                 f"{row.name} waits to be approved; the fingerprint of its key: {formatting.grouped(row.fingerprint)}"
             )
 
 
-def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
+def device_document(info: DeviceInfo, aggregator: AggregatorState) -> dict[str, Any]:
     """Return a device as JSON types."""
     return {
         "name": info.row.name,
         "state": info.row.state,
         "how": info.row.how,
         "fingerprint": info.row.fingerprint,
-        "online": info.online if known.alive else None,
-        "presence": known.presence(info, "unknown"),
+        "online": info.online if aggregator.alive else None,
+        "presence": aggregator.presence(info, "unknown"),
         "seen_at": info.seen_at,
-        "last_seen_at": known.last_seen_at(info),
+        "last_seen_at": aggregator.last_seen_at(info),
         "has": dataclasses.asdict(info.has),
         "tasks": list(info.tasks),
         "tags": info.tags,
@@ -196,27 +108,29 @@ def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
     }
 
 
-def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool) -> None:
+def print_device(info: DeviceInfo, links: Sequence[MeasureRow], aggregator: AggregatorState, json: bool) -> None:
     """Print one device with the measurements of its link; capabilities that it did not report are shown as unknown."""
     if json:
         measured = {row.kind: {"p50": row.p50, "p90": row.p90, "samples": len(row.samples)} for row in links}
-        console.document(document(info, known) | {"versions": info.hello.get("versions", {}), "measured": measured})
+        console.document(
+            device_document(info, aggregator) | {"versions": info.hello.get("versions", {}), "measured": measured}
+        )
         return
     has, unknown = info.has, "unknown"
     power = {None: unknown, True: "mains", False: "battery"}[has.mains]
     link = {None: unknown, True: "metered", False: "unmetered"}[has.metered]
     memory = [unknown if count is None else f"{count / GIB:.1f} GiB" for count in (has.free_bytes, has.memory_bytes)]
     rows = {
-        "state": f"{info.row.standing(known.tls)} ({info.row.how})",
+        "state": f"{info.row.standing(aggregator.tls)} ({info.row.how})",
         "fingerprint": formatting.grouped(info.row.fingerprint),
-        "presence": known.presence(info, unknown),
-        "connected": console.ago(info.seen_at), "heard": known.heard(info),
+        "presence": aggregator.presence(info, unknown),
+        "connected": console.ago(info.seen_at), "last seen": aggregator.last_seen(info),
         "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
         "power": power, "link": link, **_measured(links),
         "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),
         "tasks": _tasks(info), "tags": " ".join(info.tags),
         "updates": f"{info.updates}, {formatting.size(info.payload_up)}",
-        "last": info.last_outcome,
+        "last outcome": info.last_outcome,
     }  # fmt: skip
     console.line(info.row.name)
     for name, value in rows.items():
@@ -240,7 +154,7 @@ def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
     return rows
 
 
-def log(actions: Sequence[DeviceAction], notes: Sequence[RefusalNote], json: bool) -> None:
+def print_audit_log(actions: Sequence[DeviceAction], notes: Sequence[RefusalNote], json: bool) -> None:
     """Print the audit log, then the refusals of the device API, newest first."""
     if json:
         said = {"actions": [dataclasses.asdict(a) for a in actions], "refused": [dataclasses.asdict(n) for n in notes]}
@@ -254,14 +168,14 @@ def log(actions: Sequence[DeviceAction], notes: Sequence[RefusalNote], json: boo
         console.table(("refused", "address", "kind", "called itself", "why"), refused)
 
 
-def handed_out(address: InviteAddress, made: Sequence[Invited]) -> list[dict[str, Any]]:
+def invitation_rows(address: InviteAddress, made: Sequence[Invited]) -> list[dict[str, Any]]:
     """Return new invitations by the names of `core.invitation.COLUMNS`."""
     return [address.row(one.id, one.name, one.secret, one.expires_at) for one in made]
 
 
-def invited(address: InviteAddress, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
+def print_new_invitations(address: InviteAddress, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
     """Print new invitations with the command to paste; their secrets are shown only this once."""
-    rows = handed_out(address, made)
+    rows = invitation_rows(address, made)
     if json:
         urls = list(address.urls)
         console.document(
@@ -277,16 +191,16 @@ def invited(address: InviteAddress, made: Sequence[Invited], by_hand: bool, json
         console.line(f"    {row['command']}")
     if len(address.urls) > 1:
         console.note(f"the device API is also at {', '.join(address.urls[1:])}")
-    _approval(by_hand)
+    _note_approval(by_hand)
 
 
-def _approval(by_hand: bool) -> None:
+def _note_approval(by_hand: bool) -> None:
     """Note the approval that a device of these invitations needs."""
     if by_hand:
         console.note("the device waits for thinwire devices approve NAME; compare the fingerprint that both ends print")
 
 
-def written(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
+def print_invitation_file(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
     """Print that the invitations were written to a file."""
     if json:
         console.document({"file": str(path), "ids": [one.id for one in made], "expires_at": made[0].expires_at})
@@ -294,10 +208,10 @@ def written(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> N
         many = f"{len(made)} invitations, each" if len(made) > 1 else "1 invitation,"
         console.line(f"{path}: {many} good once, until {console.moment(made[0].expires_at)}")
         console.note("whoever reads that file can join: hand the lines out and delete it")
-        _approval(by_hand)
+        _note_approval(by_hand)
 
 
-def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool) -> None:
+def print_invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool) -> None:
     """Print the list of invitations, or the one that was withdrawn."""
     if withdrawn is not None:
         if json:
@@ -320,12 +234,12 @@ def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool
         )
 
 
-def _row(info: DeviceInfo, known: Known) -> tuple[str, ...]:
+def _row(info: DeviceInfo, aggregator: AggregatorState) -> tuple[str, ...]:
     """Return the cells of a device in the list."""
     tasks = _tasks(info)
-    state, presence = info.row.standing(known.tls), known.presence(info, "")
+    state, presence = info.row.standing(aggregator.tls), aggregator.presence(info, "")
     return (
-        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], presence, known.heard(info),
+        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], presence, aggregator.last_seen(info),
         info.has.sentence, tasks, str(info.updates), formatting.size(info.payload_up), info.last_outcome,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from thinwire.core import Key, RunPlan
 from thinwire.core.events import ClientSelected, RoundOpened, UpdateAccepted
 from thinwire.core.prng import derive
 from thinwire.core.types import Assignment
-from thinwire.simulation import LogNormal, ScriptedDevice, Training, Turn
+from thinwire.simulation import Behavior, LogNormal, ScriptedDevice, Training
 
 LINKS = tuple(product((1.0, 5.0, 20.0, 100.0), (0.02, 0.2)))  # (Mb/s, seconds of a round trip)
 SIZE = 100  # one byte and one step of the MLP stand for so many
@@ -69,10 +69,10 @@ def devices_of(costs: Costs, seed: int) -> Devices:
     def device(training: Training, index: int, mbps: float, rtt_s: float) -> ScriptedDevice:
         byte_s = LogNormal(8 * SIZE / (mbps * 1e6), WAVERS)
 
-        def script(assignment: Assignment) -> Turn:
+        def script(assignment: Assignment) -> Behavior:
             down, up = (byte_s.at(derive(Key(seed), way, assignment.assignment_id)) for way in ("down", "up"))
             taken_s = rtt_s + down * sum(part.length for part in assignment.parts)
-            return Turn(taken_s, 0.0, SIZE * costs.encode_s, lambda size: rtt_s + up * size)
+            return Behavior(taken_s, 0.0, SIZE * costs.encode_s, lambda size: rtt_s + up * size)
 
         work = training.client(index, lambda assignment: SIZE * costs.step_s)
         return ScriptedDevice(training.population.name(index), work, script)

@@ -44,7 +44,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.service import serve
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import InMemorySpool, LogNormal, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, InMemorySpool, LogNormal, ScriptedDevice, ScriptedFleet, SyntheticUpdates
 from thinwire.store import Store
 
 DEVICES, RUNS, A_ROUND = 10, 4, 5
@@ -71,10 +71,10 @@ def device(name: str, seed: int, seconds: float) -> ScriptedDevice:
     def change(assignment: Assignment) -> Vector:
         return np.full(LAYOUT.size, 0.01 * assignment.round, np.float32)
 
-    def turn(assignment: Assignment) -> Turn:
-        return Turn(compute_s=wobble.at(derive(Key(seed), "step", assignment.assignment_id)))
+    def behavior(assignment: Assignment) -> Behavior:
+        return Behavior(compute_s=wobble.at(derive(Key(seed), "step", assignment.assignment_id)))
 
-    return ScriptedDevice(name, SyntheticUpdates(name, LAYOUT, change), turn)
+    return ScriptedDevice(name, SyntheticUpdates(name, LAYOUT, change), behavior)
 
 
 def devices(seed: int) -> list[ScriptedDevice]:

@@ -35,7 +35,7 @@ from thinwire.core import Key, RunPlan, VirtualClock
 from thinwire.core.events import ClientSelected, Event, RoundClosed, UpdateAccepted
 from thinwire.core.prng import derive
 from thinwire.core.types import Assignment
-from thinwire.simulation import LogNormal, ScriptedDevice, Training, Turn
+from thinwire.simulation import Behavior, LogNormal, ScriptedDevice, Training
 
 TASK = f"digits={Path(__file__).parents[1] / 'examples/digits/task.py'}"
 PARAMETERS = 9610
@@ -115,10 +115,10 @@ def devices_of(costs: Costs, seed: int, dies_at_s: float = math.inf) -> Devices:
             return wobble.at(derive(Key(seed), "step", assignment.assignment_id))
 
         one_way_s = costs.exchange_s * speed / 2
-        turn = Turn(one_way_s, 0.0, costs.encode_s * speed, one_way_s)
+        behavior = Behavior(one_way_s, 0.0, costs.encode_s * speed, one_way_s)
         away = [(dies_at_s, math.inf)] if index == DEAD and dies_at_s < math.inf else []
         work = training.client(index, step_s)
-        return ScriptedDevice(training.population.name(index), work, lambda assignment: turn, away)
+        return ScriptedDevice(training.population.name(index), work, lambda assignment: behavior, away)
 
     return lambda training: [device(training, index, speed) for index, speed in enumerate(speeds(seed))]
 

@@ -20,7 +20,7 @@ from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.flower.stock_apps import Carried, StockRun, _possible
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import Versions
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 
 
 @pytest.mark.parametrize("lie", ["no header", "no frames", "negative", "cut", "foreign frames"])
@@ -31,7 +31,7 @@ def test_a_stock_node_that_lies_ends_no_run(tmp_path: Path, lie: str, monkeypatc
     run.model = Model(LAYOUT, *versions.read(stored), {})
 
     def said(_kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
-        header, whole = work("a").finish(Delivery(assignment_from_bytes(assignments[1].header), None), Turn())
+        header, whole = work("a").finish(Delivery(assignment_from_bytes(assignments[1].header), None), Behavior())
         assert isinstance(header, ReplyHeader)
         bad = {
             "no header": Carried(b"{}", whole), "no frames": Carried(reply_to_bytes(replace(header, parts=())), b""),
@@ -58,7 +58,7 @@ def test_a_stock_nodes_numbers_that_no_model_can_hold_are_left_out(
 
     def said(_kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
         found = {
-            node: made.finish(Delivery(assignment_from_bytes(assignments[node].header), None), Turn())
+            node: made.finish(Delivery(assignment_from_bytes(assignments[node].header), None), Behavior())
             for node, made in nodes.items()
         }
         return {node: Carried(reply_to_bytes(header), body) for node, (header, body) in found.items()}
@@ -86,7 +86,7 @@ def test_a_stock_node_owns_no_mean(
 
     def said(_kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
         given = {node: Delivery(assignment_from_bytes(assigned.header), None) for node, assigned in assignments.items()}
-        found = {node: nodes[node].finish(delivery, Turn()) for node, delivery in given.items()}
+        found = {node: nodes[node].finish(delivery, Behavior()) for node, delivery in given.items()}
         return {node: Carried(reply_to_bytes(header), body) for node, (header, body) in found.items()}
 
     monkeypatch.setattr(run, "_exchange", said)
@@ -112,7 +112,7 @@ def test_stock_nodes_are_selected_in_the_warm_ups_codec_and_with_their_share_of_
         found = {}
         for node, carried in assignments.items():
             assigned.append(assignment_from_bytes(carried.header))
-            header, whole = devices[node].finish(Delivery(assigned[-1], None), Turn())
+            header, whole = devices[node].finish(Delivery(assigned[-1], None), Behavior())
             found[node] = Carried(reply_to_bytes(header), whole)
         return found
 

@@ -14,7 +14,7 @@ from tests.support.crashes import Fate, Outcome, Whole, World, killed, undisturb
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
 from thinwire.core.types import Assignment
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 
 FROM_S, UNTIL_S = 4.2, 64.2
 
@@ -33,9 +33,9 @@ overlap = {{ max_delay = {delay} }}
 """)
 
 
-def turn(name: str, assignment: Assignment) -> Turn:
+def behavior(name: str, assignment: Assignment) -> Behavior:
     seconds = {"a": 1.0, "b": 1.0, "c": 2.0}.get(name, 1.0)
-    return Turn(compute_s=seconds, upload_s=0.5) if assignment.kind == "train" else Turn(compute_s=0.0)
+    return Behavior(compute_s=seconds, upload_s=0.5) if assignment.kind == "train" else Behavior(compute_s=0.0)
 
 
 def same(made: Outcome) -> dict[str, object]:
@@ -56,7 +56,7 @@ ALL = plan("wait_for = 3\nmin_updates = 3\nretry_limit = 1")
 
 
 def away_for_a_minute(folder: Path, fate: Fate, which: RunPlan = ALL) -> World:
-    return ahead(folder, fate, which, turn, away={"c": [(FROM_S, UNTIL_S)]})
+    return ahead(folder, fate, which, behavior, away={"c": [(FROM_S, UNTIL_S)]})
 
 
 undisturbed = undisturbed_once(away_for_a_minute)
@@ -110,15 +110,15 @@ def test_wait_s_bounds_the_wait(tmp_path: Path) -> None:
 def test_rounds_that_were_selected_together_and_lack_the_same_device_fail_once(tmp_path: Path) -> None:
     """`wait_for` is met without it, so nobody is waited for; the rounds ahead had selected it, and were to have it."""
     most = plan("wait_for = 2\nmin_updates = 0.9\nretry_limit = 1", rounds=5, delay=3)
-    made = ahead(tmp_path, Fate(), most, turn, away={"c": [(FROM_S, 1e9)]}).live()
+    made = ahead(tmp_path, Fate(), most, behavior, away={"c": [(FROM_S, 1e9)]}).live()
     assert made.status == "done"
     reasons = [e.reason for e in made.of(RoundClosed)]
     assert reasons.count("too-few") == 4 and reasons[-1] == "all"
 
 
 def test_failing_rounds_still_end_a_run(tmp_path: Path) -> None:
-    def failing(name: str, assignment: Assignment) -> Turn:
-        return Turn(failure=("task-error", "x"))
+    def failing(name: str, assignment: Assignment) -> Behavior:
+        return Behavior(failure=("task-error", "x"))
 
     made = ahead(tmp_path, Fate(), plan("wait_for = 3\nretry_limit = 1"), failing).live()
     assert made.status == "failed"
@@ -126,8 +126,8 @@ def test_failing_rounds_still_end_a_run(tmp_path: Path) -> None:
 
 
 def test_who_answers_later_than_all_deadlines_is_selected_as_soon_as_it_has_answered(tmp_path: Path) -> None:
-    def slow(name: str, assignment: Assignment) -> Turn:
-        return Turn(compute_s=50.0) if assignment.kind == "train" else Turn(compute_s=0.0)
+    def slow(name: str, assignment: Assignment) -> Behavior:
+        return Behavior(compute_s=50.0) if assignment.kind == "train" else Behavior(compute_s=0.0)
 
     made = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 1", rounds=3), slow).live()
     assert made.status == "done"

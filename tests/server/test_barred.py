@@ -15,11 +15,11 @@ from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import ClientConnected, Hello
 from thinwire.core.types import Assignment
 from thinwire.server.policy.eligibility import MAX_REASON, ConnectedDevices, DeviceBackoff
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 from thinwire.store.journal import from_json, to_json
 
 HELLO = Hello("c", "c-0", (REPORT,), {"python": "3.13", "thinwire": "0.1"}, has=Equipment(4, 2**32, 2**31))
-DECLINED = Turn(compute_s=0.0, failure=("declined", "tasks: not this one"))
+DECLINED = Behavior(compute_s=0.0, failure=("declined", "tasks: not this one"))
 
 
 def closing(number: int) -> Callable[[Event], bool]:
@@ -50,8 +50,8 @@ def test_who_declined_for_good_is_not_selected_again_after_a_restart(tmp_path: P
 
 @pytest.mark.parametrize("kill", [False, True])
 def test_who_was_restarted_is_selected_again(tmp_path: Path, kill: bool) -> None:
-    def script(assignment: Assignment) -> Turn:
-        return DECLINED if assignment.round == 1 else Turn()
+    def script(assignment: Assignment) -> Behavior:
+        return DECLINED if assignment.round == 1 else Behavior()
 
     bench = Bench(tmp_path, three(script), run={"rounds": 4}, cohort={"deadline_s": 60})
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.crashes import Killed
 from tests.support.explained import whys
-from tests.support.faulty_fleet import FaultyTurn
+from tests.support.faulty_fleet import FaultyBehavior
 from tests.support.server_bench import (
     AROUND,
     FAILS,
@@ -45,7 +45,7 @@ from thinwire.core.events import (
 from thinwire.core.types import Assignment, Vector
 from thinwire.reports.reason_text import sentence
 from thinwire.server.model_store import Versions
-from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, ScriptedDevice, SyntheticUpdates
 from thinwire.store.round_timing import turns
 
 
@@ -182,7 +182,7 @@ def test_no_more_devices_are_at_work_than_the_plan_allows_and_all_have_their_tur
 
 
 def test_a_silent_device_blocks_nothing_and_is_selected_again_after_its_staleness(tmp_path: Path) -> None:
-    silent = scripted("c", lambda assignment: SILENT if assignment.round < 4 else Turn())
+    silent = scripted("c", lambda assignment: SILENT if assignment.round < 4 else Behavior())
     made = bench(tmp_path, scripted("a"), scripted("b"), silent, rounds=8, max_staleness=3)
     made.drive()
     assert made.reasons() == ["buffer"] * 8
@@ -193,7 +193,7 @@ def test_a_silent_device_blocks_nothing_and_is_selected_again_after_its_stalenes
 
 
 def test_what_came_too_soon_fills_the_place_of_what_is_not_valid(tmp_path: Path) -> None:
-    spoils = scripted("a", lambda assignment: FaultyTurn(compute_s=1.0, garbage=assignment.round == 1))
+    spoils = scripted("a", lambda assignment: FaultyBehavior(compute_s=1.0, garbage=assignment.round == 1))
     made = bench(tmp_path, spoils, scripted("b"), scripted("c"), rounds=2, min_updates=2)
     made.drive()
     assert (made.reasons(), [event.seconds for event in made.events(RoundClosed)]) == (["buffer"] * 2, [1.0] * 2)
@@ -201,7 +201,7 @@ def test_what_came_too_soon_fills_the_place_of_what_is_not_valid(tmp_path: Path)
 
 
 def test_what_came_after_its_own_time_is_late_in_the_buffer_that_takes_it(tmp_path: Path) -> None:
-    dawdles = scripted("a", lambda assignment: Turn(compute_s=35.0 if assignment.is_follow_up else 1.0))
+    dawdles = scripted("a", lambda assignment: Behavior(compute_s=35.0 if assignment.is_follow_up else 1.0))
     made = bench(tmp_path, dawdles, scripted("b", 29.0), rounds=2)
     made.fleet.crash("b")
     made.fleet.connect("b", 20.0)
@@ -272,7 +272,7 @@ def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path, limit: int) -> Non
 
 def test_after_a_restart_what_was_dropped_before_it_stands_in_no_buffer(tmp_path: Path) -> None:
     """b's first answer comes to the second buffer and is dropped; its next one stands there, and it trains on."""
-    spoils, good = FaultyTurn(compute_s=12.0, garbage=True), Turn(compute_s=0.4)
+    spoils, good = FaultyBehavior(compute_s=12.0, garbage=True), Behavior(compute_s=0.4)
 
     def begin(folder: Path) -> Bench:
         others = (scripted(name, seconds) for name, seconds in {"a": 1.1, "c": 2.0, "d": 9.3, "e": 11.0}.items())
@@ -291,11 +291,11 @@ def test_after_a_restart_what_was_dropped_before_it_stands_in_no_buffer(tmp_path
 
 
 def test_a_kill_at_any_commit_adds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
-    def troubled(assignment: Assignment) -> Turn:
-        return {1: Turn(compute_s=40.0), 2: FAILS, 3: SILENT}.get(assignment.round, Turn())
+    def troubled(assignment: Assignment) -> Behavior:
+        return {1: Behavior(compute_s=40.0), 2: FAILS, 3: SILENT}.get(assignment.round, Behavior())
 
     def begin(folder: Path) -> Bench:
-        spoiled = scripted("d", lambda assignment: FaultyTurn(compute_s=0.9, garbage=True))
+        spoiled = scripted("d", lambda assignment: FaultyBehavior(compute_s=0.9, garbage=True))
         devices = scripted("a", 1.0), scripted("b", 1.7), scripted("c", troubled), spoiled
         return bench(folder, *devices, rounds=3, buffer=2)
 

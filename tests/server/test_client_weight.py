@@ -24,7 +24,7 @@ from thinwire.core.events import ClientSelected, ModelStored, RoundClosed, Updat
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import caps_of, max_normaliser, require_normaliser
 from thinwire.server.model_store import Versions
-from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, ScriptedDevice, SyntheticUpdates
 from thinwire.store.round_timing import turns
 from thinwire.web.run_queries import Reader
 
@@ -126,8 +126,8 @@ def test_steps_that_were_not_assigned_do_not_count_also_where_they_follow_the_de
     assigned = dict[str, int]()
 
     class Paced(Liar):
-        def finish(self, delivery: Any, turn: Turn) -> Any:
-            sent, body = super().finish(delivery, turn)
+        def finish(self, delivery: Any, behavior: Behavior) -> Any:
+            sent, body = super().finish(delivery, behavior)
             assert isinstance(sent, ReplyHeader)
             steps = delivery.assignment.work.steps
             assigned[delivery.assignment.assignment_id] = steps

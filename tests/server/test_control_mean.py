@@ -21,7 +21,7 @@ from thinwire.core.prng import Key, derive
 from thinwire.core.types import Assignment, ReplyHeader, UpdateId, Vector, within_run
 from thinwire.server.aggregator import Model, RoundAggregator, SumConfig
 from thinwire.server.model_store import Versions
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 
 EVERY = 11  # of all places: the plain run tries each of them
 BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
@@ -89,7 +89,9 @@ def test_it_moves_by_a_devices_weight_among_all_and_begins_again_where_nobody_is
 ) -> None:
     plan, travels = plan_of("scaffold"), LAYOUT.with_control
     assignment = Assignment("r.1.a", "r", "toy", "train", plan.to_json(), codec="identity")
-    header, body = SyntheticUpdates("a", travels, update=1.0, examples=10).finish(Delivery(assignment, None), Turn())
+    header, body = SyntheticUpdates("a", travels, update=1.0, examples=10).finish(
+        Delivery(assignment, None), Behavior()
+    )
     assert isinstance(header, ReplyHeader)
     model = Model(travels, np.full(travels.size, 2.0, np.float32), np.zeros(0, np.float32), {})
     aggregator, ends = (

@@ -12,12 +12,12 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, World, change, killed, undisturbed_once
-from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyBehavior
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Assignment
-from thinwire.simulation import ScriptedFleet, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, ScriptedFleet, SyntheticUpdates
 from thinwire.store import FileSpool
 
 SHARES = 2  # of all places: one test each
@@ -37,19 +37,23 @@ codec = "topk(0.2) > int8"
 [downlink]
 codec = "int8"
 """)
-TURNS = {
-    ("b", 1): FaultyTurn(
+BEHAVIORS = {
+    ("b", 1): FaultyBehavior(
         compute_s=2.0, upload_s=1.5, again=("same", "new")
     ),  # the last of its round: the next one drops it
-    ("b", 2): FaultyTurn(compute_s=2.0, garbage=True),
-    ("c", 2): FaultyTurn(held=2),  # late: it leaves when round 4 assignments, and c holds the assignment of round 3 too
-    ("b", 3): Turn(failure=("task-error", "x")),
+    ("b", 2): FaultyBehavior(compute_s=2.0, garbage=True),
+    ("c", 2): FaultyBehavior(
+        held=2
+    ),  # late: it leaves when round 4 assignments, and c holds the assignment of round 3 too
+    ("b", 3): Behavior(failure=("task-error", "x")),
 }
 
 
-def turn(name: str, assignment: Assignment) -> Turn:
+def behavior(name: str, assignment: Assignment) -> Behavior:
     return (
-        TURNS.get((name, assignment.round), Turn(upload_s=0.5)) if assignment.kind == "train" else Turn(compute_s=0.0)
+        BEHAVIORS.get((name, assignment.round), Behavior(upload_s=0.5))
+        if assignment.kind == "train"
+        else Behavior(compute_s=0.0)
     )
 
 
@@ -57,12 +61,12 @@ def ahead(
     folder: Path,
     fate: Fate,
     plan: RunPlan = PLAN,
-    turn: Callable[[str, Assignment], Turn] = turn,
+    behavior: Callable[[str, Assignment], Behavior] = behavior,
     away: Mapping[str, Sequence[tuple[float, float]]] = {},
 ) -> World:
     """Three devices that work while they send; `away`: from and until when each is gone."""
     works = {n: SyntheticUpdates(n, LAYOUT, partial(change, n, LAYOUT.size)) for n in "abc"}
-    devices = [AttentiveDevice(n, w, partial(turn, n), away.get(n, ()), overlaps=True) for n, w in works.items()]
+    devices = [AttentiveDevice(n, w, partial(behavior, n), away.get(n, ()), overlaps=True) for n, w in works.items()]
     return World(folder, fate, plan, devices)
 
 
@@ -98,8 +102,10 @@ def test_after_a_restart_assignments_of_closed_rounds_go_out_again_as_they_were_
 ) -> None:
     """The slow device dies with the aggregator, while it works on rounds that have closed without it."""
 
-    def slow(name: str, assignment: Assignment) -> Turn:
-        return Turn(compute_s=6.0 if name == "c" else 1.0) if assignment.kind == "train" else Turn(compute_s=0.0)
+    def slow(name: str, assignment: Assignment) -> Behavior:
+        return (
+            Behavior(compute_s=6.0 if name == "c" else 1.0) if assignment.kind == "train" else Behavior(compute_s=0.0)
+        )
 
     def restart(spool: FileSpool) -> ScriptedFleet:
         world.fleet.crash("c")
@@ -133,9 +139,9 @@ def test_after_a_restart_an_assignment_that_went_ahead_tells_what_it_told_though
     that was dropped since, which only the assignment of round 3 says.
     """
 
-    def spoils(name: str, assignment: Assignment) -> Turn:
+    def spoils(name: str, assignment: Assignment) -> Behavior:
         slow = name == "c" and assignment.round == 2
-        return FaultyTurn(compute_s=6.0 if slow else 1.0, garbage=name == "c" and assignment.round == 1)
+        return FaultyBehavior(compute_s=6.0 if slow else 1.0, garbage=name == "c" and assignment.round == 1)
 
     world, sent, send = ahead(tmp_path, Fate(), PLAN, spoils), list[Assignment](), ScriptedFleet.send
     world.dies_at, whole = 3.0, world.fleet.restart
@@ -161,11 +167,11 @@ def test_after_a_restart_an_assignment_that_went_ahead_tells_what_it_told_though
 def test_after_a_restart_an_assignment_of_a_closed_round_names_its_own_deadline(tmp_path: Path) -> None:
     """Of rounds 1 and 2 nothing was known, round 3 is given less; c owes 2 and 3 when 2 is over."""
 
-    def slow(name: str, assignment: Assignment) -> Turn:
+    def slow(name: str, assignment: Assignment) -> Behavior:
         return (
-            Turn(compute_s=100.0 if name == "c" and assignment.round > 1 else 1.0)
+            Behavior(compute_s=100.0 if name == "c" and assignment.round > 1 else 1.0)
             if assignment.kind == "train"
-            else Turn()
+            else Behavior()
         )
 
     raw = PLAN.to_json()

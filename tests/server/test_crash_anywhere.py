@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import crashes
 from tests.support.crashes import KINDS, LAYOUT, Fate, Outcome, Whole, change, killed, undisturbed_once
-from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyBehavior
 from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
 from thinwire.core import RunPlan
 from thinwire.core.events import (
@@ -22,7 +22,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.types import Assignment
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 
 SHARES = 2  # of all places: one test each
 PLAN = RunPlan.parse("""
@@ -44,11 +44,21 @@ codec = "int8"
 optimizer = "fedavgm"
 """)
 SCRIPT = {
-    1: [Turn(), FaultyTurn(compute_s=2.0, again=("same", "new")), Turn(compute_s=9.0), Turn(compute_s=2.0)],
-    2: [Turn(), Turn(compute_s=2.0), FaultyTurn(compute_s=0.5, held=1)],
-    3: [Turn(), FaultyTurn(compute_s=2.0, garbage=True), Turn(compute_s=3.0), Turn(compute_s=2.0)],
-    4: [Turn(compute_s=0.0, failure=("task-error", "x")), FaultyTurn(again=("changed",)), Turn(compute_s=3.0), Turn()],
-    5: [Turn(), Turn(compute_s=2.0, upload_s=0.5), Turn(compute_s=3.0, lost="reply"), Turn()],
+    1: [
+        Behavior(),
+        FaultyBehavior(compute_s=2.0, again=("same", "new")),
+        Behavior(compute_s=9.0),
+        Behavior(compute_s=2.0),
+    ],
+    2: [Behavior(), Behavior(compute_s=2.0), FaultyBehavior(compute_s=0.5, held=1)],
+    3: [Behavior(), FaultyBehavior(compute_s=2.0, garbage=True), Behavior(compute_s=3.0), Behavior(compute_s=2.0)],
+    4: [
+        Behavior(compute_s=0.0, failure=("task-error", "x")),
+        FaultyBehavior(again=("changed",)),
+        Behavior(compute_s=3.0),
+        Behavior(),
+    ],
+    5: [Behavior(), Behavior(compute_s=2.0, upload_s=0.5), Behavior(compute_s=3.0, lost="reply"), Behavior()],
 }
 
 
@@ -60,12 +70,12 @@ class World(crashes.World):
         self.roles: dict[int, list[str]] = {}  # round -> assignment_ids in the order in which they were delivered
         travels = transmitted_layout(algorithm_of(plan), LAYOUT)
         works = [SyntheticUpdates(name, travels, partial(change, name, travels.size)) for name in "abcde"]
-        super().__init__(folder, fate, plan, [AttentiveDevice(work.name, work, self.turn) for work in works])
+        super().__init__(folder, fate, plan, [AttentiveDevice(work.name, work, self.behavior) for work in works])
 
-    def turn(self, assignment: Assignment) -> Turn:
+    def behavior(self, assignment: Assignment) -> Behavior:
         """The script of a round's first, second, third assignment; the third device of rounds 1 and 5 dies of it."""
         if assignment.kind != "train":
-            return Turn(compute_s=0.0)
+            return Behavior(compute_s=0.0)
         roles = self.roles.setdefault(assignment.round, [])
         if assignment.assignment_id not in roles:
             roles.append(assignment.assignment_id)

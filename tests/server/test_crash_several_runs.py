@@ -15,7 +15,7 @@ from tests.support.several_runs import Site, steady
 from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.types import Assignment
 from thinwire.server.round_close import AggregationQueue, AggregationResult
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 
 SHARES = 2  # of all places: one test each
 SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3, "d": 0.9, "e": 7.0}
@@ -25,10 +25,10 @@ def lives(folder: Path, fate: Fate, *third: dict[str, Any]) -> Site:
     """Three runs of different shape before five devices, of which one is slow and one loses an assignment."""
     site = Site(folder, steady(SPEEDS), fate)
 
-    def loses(assignment: Assignment) -> Turn:
+    def loses(assignment: Assignment) -> Behavior:
         if assignment.run == site.runs[0] and assignment.round == 2:
             return SILENT
-        return Turn(compute_s=SPEEDS["c"])
+        return Behavior(compute_s=SPEEDS["c"])
 
     site.fleet.devices["c"].script = loses
     site.submit(cohort={"clients": 3, "deadline_s": 20, "min_updates": 1})

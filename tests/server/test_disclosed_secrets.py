@@ -16,7 +16,7 @@ import pytest
 from tests.server.test_secure_rounds import World
 from tests.support.crashes import Fate, Killed
 from tests.support.planted import Search, files_of
-from tests.support.secure_fleet import SecureTurn, toy_plan
+from tests.support.secure_fleet import SecureBehavior, toy_plan
 from thinwire.core import RunPlan
 from thinwire.core.run_events import SumUnmasked
 from thinwire.core.types import PhaseReply, phase_of
@@ -91,8 +91,8 @@ class OneRound(World):
 
     rounds = RunPlan.parse(toy_plan("bits = 12\nclip = 20.0\nmax_dropout = 0.4", rounds=1))
 
-    def turn_of(self, name: str):  # a Script
-        return lambda assignment: SecureTurn(silent="masked" if name == "d" else None)
+    def behavior_of(self, name: str):  # a Script
+        return lambda assignment: SecureBehavior(silent="masked" if name == "d" else None)
 
 
 @pytest.mark.parametrize("dies", ["while shares arrive", "while masks are removed"])

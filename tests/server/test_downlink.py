@@ -20,7 +20,7 @@ from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import FullModelSent, ModelStored, ReplicaStored
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, Vector
-from thinwire.simulation import InMemorySpool, Script, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, InMemorySpool, Script, SyntheticUpdates
 from thinwire.store import Store
 
 DOWN = {"codec": "topk(0.05) > int8 > rice"}
@@ -34,13 +34,13 @@ class Holding(SyntheticUpdates):
     replica: ModelReplica = field(default_factory=lambda: ModelReplica(LAYOUT, DOWN["codec"]))
     held: dict[int, str] = field(default_factory=dict)  # version -> the digest of what it held then
 
-    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
+    def begin(self, delivery: Delivery, behavior: Behavior) -> Behavior:
         try:
             update_replica(delivery.assignment, delivery.bundle, self.replica)
         except BadPayload as error:
-            return Turn(compute_s=0.0, failure=("base-mismatch", str(error)))
+            return Behavior(compute_s=0.0, failure=("base-mismatch", str(error)))
         self.held[delivery.assignment.base_version] = digest(self.replica.params)
-        return turn
+        return behavior
 
     def encoded(self, assignment: Assignment, segment: int, change: Vector) -> bytes:
         return super().encoded(assignment, segment, change - self.replica.params / np.float32(50))
@@ -82,7 +82,7 @@ def test_the_first_assignment_carries_the_model_and_later_ones_the_changes(tmp_p
 
 
 def test_a_device_that_missed_rounds_gets_their_changes_in_order(tmp_path: Path) -> None:
-    bench = new(tmp_path, third=lambda assignment: Turn(compute_s=31.0 if assignment.round == 2 else 1.0))
+    bench = new(tmp_path, third=lambda assignment: Behavior(compute_s=31.0 if assignment.round == 2 else 1.0))
     assert bench.drive().status == "done"
     assert ("2/0", "3/0") in [parts for _, parts in assigned(bench, "c")]
     assert_same_bits(bench)
@@ -91,7 +91,9 @@ def test_a_device_that_missed_rounds_gets_their_changes_in_order(tmp_path: Path)
 @pytest.mark.parametrize("more", [{"log_rounds": 1}, {"full_every": 3}])
 def test_a_device_behind_the_log_or_a_full_version_gets_the_model_in_full(tmp_path: Path, more: Any) -> None:
     bench = new(
-        tmp_path, third=lambda assignment: Turn(compute_s=31.0 if assignment.round == 2 else 1.0), downlink=DOWN | more
+        tmp_path,
+        third=lambda assignment: Behavior(compute_s=31.0 if assignment.round == 2 else 1.0),
+        downlink=DOWN | more,
     )
     assert bench.drive().status == "done"
     assert [parts for _, parts in assigned(bench, "c")].count(("full/0",)) > 1
@@ -119,7 +121,7 @@ def test_in_buffered_rounds_a_version_older_than_the_log_gets_the_full_replica(
 
 def test_a_round_after_too_few_replies_sends_nothing_that_is_held(tmp_path: Path) -> None:
     bench = new(
-        tmp_path, cohort={"min_updates": 3}, third=lambda assignment: SILENT if assignment.round == 2 else Turn()
+        tmp_path, cohort={"min_updates": 3}, third=lambda assignment: SILENT if assignment.round == 2 else Behavior()
     )
     bench.drive()
     assert assigned(bench, "a")[2] == (1, ())

@@ -43,7 +43,7 @@ from thinwire.server.command_queue import CommandQueue
 from thinwire.server.recording_fleet import RecordingFleet
 from thinwire.server.state.assignment_ledger import MAX_KEPT
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import LocalLink, ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, LocalLink, ScriptedDevice, SyntheticUpdates
 
 Lie = Callable[[Assignment, ReplyHeader], ReplyHeader]
 
@@ -54,8 +54,8 @@ class Liar(SyntheticUpdates):
 
     lie: Lie = lambda assignment, header: header
 
-    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, behavior)
         assert isinstance(header, ReplyHeader)
         return (self.lie(delivery.assignment, header) if delivery.assignment.kind == "train" else header), body
 
@@ -85,8 +85,8 @@ def test_one_assignment_is_answered_once_also_in_later_rounds_and_fills_no_journ
     said = list[tuple[ReplyHeader, bytes]]()
 
     class Flooding(SyntheticUpdates):
-        def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-            header, body = super().finish(delivery, turn)
+        def finish(self, delivery: Delivery, behavior: Behavior) -> tuple[Reply, bytes]:
+            header, body = super().finish(delivery, behavior)
             if isinstance(header, ReplyHeader) and delivery.assignment.kind == "train":
                 said.append((header, body))
             return header, body
@@ -153,7 +153,7 @@ def test_a_resume_survives_the_loss_of_a_device_that_answers_an_earlier_round(tm
     devices = [
         scripted("a", 4.0),
         scripted("b", 4.0),
-        scripted("c", lambda assignment: SILENT if assignment.round == 1 else Turn()),
+        scripted("c", lambda assignment: SILENT if assignment.round == 1 else Behavior()),
     ]
     bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort={"deadline_s": 6})
     bench.fleet.crash("c", 7.0)

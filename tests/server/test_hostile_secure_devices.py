@@ -12,7 +12,7 @@ import pytest
 
 from tests.server import test_secure_rounds as honest
 from tests.support.crashes import Fate, Outcome
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
+from tests.support.secure_fleet import SecureBehavior, SecureDevice, SecureFleet
 from thinwire.core.events import ClientFailed, RoundClosed, UpdateAccepted
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import Assignment, PhaseReply, ReplyHeader, Timings
@@ -77,8 +77,8 @@ class LyingFleet(SecureFleet):
 class World(honest.World):
     kind = LyingFleet
 
-    def turn_of(self, name: str) -> Any:
-        return lambda assignment: SecureTurn(compute_s=2.0)
+    def behavior_of(self, name: str) -> Any:
+        return lambda assignment: SecureBehavior(compute_s=2.0)
 
 
 def lived(folder: Path, **lies: Any) -> Outcome:

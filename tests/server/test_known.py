@@ -21,7 +21,7 @@ from thinwire.core.events import DeviceOnline, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import ScriptedDevice, Turn, run_sim
+from thinwire.simulation import Behavior, ScriptedDevice, run_sim
 from thinwire.store import MeasureRow, Store
 from thinwire.store.device_profiles import MAX_SAMPLES, START_S, DeviceProfiles, Workload, durations, max_believed_steps
 
@@ -159,7 +159,7 @@ def test_while_all_transfers_have_one_size_a_round_trip_is_what_they_begin_with(
 
 
 def sending(name: str, upload_s: float) -> ScriptedDevice:
-    return scripted(name, lambda assignment: Turn(compute_s=0.0, upload_s=upload_s))
+    return scripted(name, lambda assignment: Behavior(compute_s=0.0, upload_s=upload_s))
 
 
 def test_a_run_keeps_what_its_answers_showed_and_the_next_one_knows_it(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from thinwire.server.policy.assignment_terms import (
     choose_rung,
     fixed,
 )
-from thinwire.simulation import Script, Turn
+from thinwire.simulation import Behavior, Script
 
 LADDER = ["identity", "int8", "topk(0.05) > int8"]
 MILD, MIDDLE, HARSH = LADDER
@@ -107,11 +107,11 @@ def seconds(**of: float) -> dict[str, float]:
 SLOW = seconds(mild=150.0, middle=38.0, harsh=5.0)
 
 
-def sending(seconds: float) -> Turn:
-    return Turn(compute_s=0.0, upload_s=seconds)
+def sending(seconds: float) -> Behavior:
+    return Behavior(compute_s=0.0, upload_s=seconds)
 
 
-def by_codec(assignment: Assignment) -> Turn:
+def by_codec(assignment: Assignment) -> Behavior:
     return sending(SLOW[assignment.codec])
 
 
@@ -154,7 +154,7 @@ def test_who_was_too_slow_is_selected_less_compressed_again_only_after_three_rou
 
 
 def test_a_late_answer_is_decoded_by_the_codec_of_its_assignment_and_so_after_a_kill(tmp_path: Path) -> None:
-    def script(assignment: Assignment) -> Turn:
+    def script(assignment: Assignment) -> Behavior:
         return sending(30.05 if assignment.round == 2 else 0.1)
 
     undisturbed = bench(tmp_path / "undisturbed", script)
@@ -177,7 +177,7 @@ def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None
             for e in made.events(RoundOpened)
         ]
 
-    def script(assignment: Assignment) -> Turn:
+    def script(assignment: Assignment) -> Behavior:
         return sending(SLOW[assignment.codec] / (1 if assignment.round < 4 else 20))
 
     undisturbed = bench(tmp_path / "undisturbed", script)
@@ -190,7 +190,7 @@ def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None
 
 
 def test_a_device_selected_in_the_place_of_another_is_selected_in_its_own_codec(tmp_path: Path) -> None:
-    def fails(assignment: Assignment) -> Turn:
+    def fails(assignment: Assignment) -> Behavior:
         return FAILS if assignment.round == 4 else by_codec(assignment)
 
     made = Bench(
@@ -235,7 +235,7 @@ def test_equal_devices_on_good_links_are_selected_in_the_least_compressed_codec_
 def test_who_is_selected_in_the_place_of_another_makes_the_round_no_longer_than_others_would(tmp_path: Path) -> None:
     """c was never too slow for a less compressed codec, so that no patience keeps it in its own."""
 
-    def fails(assignment: Assignment) -> Turn:
+    def fails(assignment: Assignment) -> Behavior:
         return FAILS if assignment.round >= 8 else over(1e8)(assignment)
 
     made = under_auto(tmp_path, fails, fails, over(570), clients=2)

@@ -12,7 +12,7 @@ from tests.support.crashes import Killed
 from tests.support.server_bench import Bench, outcome, scripted
 from thinwire.core.events import ClientFailed
 from thinwire.core.types import Assignment
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 
 DGC = {"local": {"lr": 1.0, "steps": 1, "clip_grad": 2.0}, "uplink": {"codec": "dgc(0.1)"}}
 
@@ -43,8 +43,8 @@ def alone(folder: Path, dies_at: float | None) -> Bench:
     return driven(bench, dies_at)
 
 
-def slow_at_first(assignment: Assignment) -> Turn:
-    return Turn(compute_s=8.0 if assignment.round == 1 else 1.0)
+def slow_at_first(assignment: Assignment) -> Behavior:
+    return Behavior(compute_s=8.0 if assignment.round == 1 else 1.0)
 
 
 def among_others(folder: Path, dies_at: float | None, sections: dict[str, Any]) -> Bench:
@@ -84,8 +84,8 @@ def test_a_late_device_is_selected_again_as_it_was(tmp_path: Path, sections: dic
 def test_one_that_has_answered_meanwhile_counts_once(tmp_path: Path) -> None:
     """Its answer to the closed round is made and on its way when the aggregator ends."""
 
-    def late(assignment: Assignment) -> Turn:
-        return Turn(compute_s=6.5, upload_s=1.0) if assignment.round == 1 else Turn()
+    def late(assignment: Assignment) -> Behavior:
+        return Behavior(compute_s=6.5, upload_s=1.0) if assignment.round == 1 else Behavior()
 
     def begun(folder: Path, dies_at: float | None) -> Bench:
         devices = [scripted("a", 4.0), scripted("b", 4.0), scripted("c", late)]

@@ -15,7 +15,7 @@ import numpy as np
 from tests.server.test_private_rounds import Silent
 from tests.support.crashes import LAYOUT, change
 from tests.support.faulty_fleet import AttentiveDevice
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
+from tests.support.secure_fleet import SecureBehavior, SecureDevice, SecureFleet, toy_plan
 from tests.support.server_bench import LAYOUT as TOY
 from tests.support.server_bench import change as change_of
 from tests.support.server_bench import work
@@ -31,7 +31,7 @@ from thinwire.privacy.noise_plan import noise_plan
 from thinwire.reports.reason_text import sentence
 from thinwire.server.service import serve
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import Turn, task_report
+from thinwire.simulation import Behavior, task_report
 from thinwire.store import FileSpool, Store
 
 NAMES = "abcde"
@@ -50,7 +50,7 @@ def test_a_secure_round_has_its_cohort_from_advertise_to_unmask(tmp_path: Path) 
     """Two runs want the same devices, which keep the secrets of one round: another one would end the first."""
     home, clock = AggregatorHome.under(tmp_path, durable=False), VirtualClock()
     devices = [
-        SecureDevice(name, None, lambda _: SecureTurn(compute_s=2.0), plan=SECURE, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
+        SecureDevice(name, None, lambda _: SecureBehavior(compute_s=2.0), plan=SECURE, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
                      change=partial(change, name, LAYOUT.size)) for name in NAMES
     ]  # fmt: skip
     report, nothing = task_report(SECURE, LAYOUT), np.zeros(0, np.float32)
@@ -81,7 +81,7 @@ def test_a_secure_round_has_its_cohort_from_advertise_to_unmask(tmp_path: Path) 
 
 
 def test_a_device_that_overlaps_is_leased_for_all_its_assignments(tmp_path: Path) -> None:
-    script = Turn(compute_s=2.0, upload_s=3.0)
+    script = Behavior(compute_s=2.0, upload_s=3.0)
     site = Site(tmp_path, [AttentiveDevice(name, work(name), lambda _: script, overlaps=True) for name in NAMES])
     ahead = site.submit(run={"rounds": 6}, local={"lr": 1.0, "overlap": {"max_delay": 1}}, cohort={"clients": 3})
     other = site.submit(run={"rounds": 6, "seed": 1}, cohort={"clients": 3})
@@ -120,7 +120,9 @@ def test_two_private_runs_spend_no_more_than_their_budget_together(tmp_path: Pat
     release = noise_plan(plan, TOY.model_size, 1).release
     private["budget"] = epsilon(Counter({release: ROUNDS}), 1e-3) * 1.01
     works = {name: Silent(name, TOY, partial(change_of, name)) for name in NAMES}
-    site = Site(tmp_path, [AttentiveDevice(name, one, lambda _: Turn(compute_s=1.0)) for name, one in works.items()])
+    site = Site(
+        tmp_path, [AttentiveDevice(name, one, lambda _: Behavior(compute_s=1.0)) for name, one in works.items()]
+    )
     runs = [
         site.submit(run={"rounds": 20, "evaluate": "off", "seed": seed}, privacy=private, **sections)
         for seed in range(2)

@@ -20,15 +20,15 @@ from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.server.context import RunCommands
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import Turn, task_report
+from thinwire.simulation import Behavior, task_report
 from thinwire.store import FileSpool, Store
 
 SLOW = {"c": 10.0}  # in the first round, seconds
 
 
-def turn(name: str, assignment: Assignment) -> Turn:
+def behavior(name: str, assignment: Assignment) -> Behavior:
     slow = SLOW.get(name, 1.0) if assignment.round == 1 else 1.0
-    return Turn(compute_s=slow if assignment.kind == "train" else 0.0)
+    return Behavior(compute_s=slow if assignment.kind == "train" else 0.0)
 
 
 def closed(events: Iterable[Event]) -> list[tuple[int, str, int]]:
@@ -38,14 +38,14 @@ def closed(events: Iterable[Event]) -> list[tuple[int, str, int]]:
 def test_a_header_that_has_all_its_answers_waits_for_nobody(tmp_path: Path) -> None:
     """Two devices answer round 2 ahead of its turn and are switched off."""
     both = plan("wait_for = 3\nmin_updates = 2\nwait_s = 100", rounds=2)
-    made = ahead(tmp_path, Fate(), both, turn, away={"a": [(5.0, 1e9)], "b": [(5.0, 1e9)]}).live()
+    made = ahead(tmp_path, Fate(), both, behavior, away={"a": [(5.0, 1e9)], "b": [(5.0, 1e9)]}).live()
     assert made.status == "done"
     assert closed(made.events) == [(1, "all", 3), (2, "all", 3)]
 
 
 def test_a_bad_answer_that_comes_while_the_header_waits_fails_its_assignment(tmp_path: Path) -> None:
     away = {"a": [(2.5, 15.0)], "b": [(2.5, 15.0)]}
-    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 2", rounds=3), turn_of(c=4.0), away=away)
+    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 2", rounds=3), behavior_of(c=4.0), away=away)
     take: Callable[..., Any] = world.fleet.receive
 
     def foreign(link: Any, reply: Any, *more: Any) -> Any:
@@ -60,8 +60,8 @@ def test_a_bad_answer_that_comes_while_the_header_waits_fails_its_assignment(tmp
     assert closed(made.events)[1] == (2, "enough", 2)
 
 
-def turn_of(**seconds: float) -> Callable[[str, Assignment], Turn]:
-    return lambda name, assignment: Turn(compute_s=seconds.get(name, 1.0) if assignment.kind == "train" else 0.0)
+def behavior_of(**seconds: float) -> Callable[[str, Assignment], Behavior]:
+    return lambda name, assignment: Behavior(compute_s=seconds.get(name, 1.0) if assignment.kind == "train" else 0.0)
 
 
 def restarted(world: World, stop: Callable[[], Any], unsaid: type[Event] | None = None) -> tuple[list[Event], str]:
@@ -91,7 +91,7 @@ def test_a_journal_that_does_not_say_when_a_heads_time_began_loses_no_answer(
     tmp_path: Path, unsaid: type[Event] | None
 ) -> None:
     """As it was before that was an event: an aggregator that is updated in the middle of a round."""
-    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 2\nwait_s = 100", rounds=3), turn)
+    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 2\nwait_s = 100", rounds=3), behavior)
 
     def dies() -> None:
         if world.clock.now() >= 5.0:
@@ -106,7 +106,7 @@ def test_a_journal_that_does_not_say_when_a_heads_time_began_loses_no_answer(
 def test_a_service_that_is_stopped_leaves_the_round_open(tmp_path: Path, overlap: str) -> None:
     cohort = "[cohort]\nwait_for = 3\ndeadline_s = 60\nretry_limit = 0\n"
     text = f'[run]\ntask = "toy"\nrounds = 3\n{cohort}[local]\nlr = 1\n'
-    world = ahead(tmp_path, Fate(), RunPlan.parse(text + overlap), turn)
+    world = ahead(tmp_path, Fate(), RunPlan.parse(text + overlap), behavior)
     events, status = restarted(world, lambda: "service" if 5.0 <= world.clock.now() < 5.2 else None)
     assert status == "done"
     assert closed(events) == [(number, "all", 3) for number in (1, 2, 3)]

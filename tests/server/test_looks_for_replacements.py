@@ -19,7 +19,7 @@ from thinwire.server import round_events
 from thinwire.server.context import RECONNECT_S
 from thinwire.server.policy.eligibility import ConnectedDevices, Eligibility
 from thinwire.server.round_runner import RoundRunner
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 
 
 class Counted(dict[str, Hello]):
@@ -36,8 +36,8 @@ class Counted(dict[str, Hello]):
         return super().keys()
 
 
-def declining(assignment: Assignment) -> Turn:
-    return Turn(compute_s=0.0, failure=("declined", "hours: at night (again in 7200 s)"))
+def declining(assignment: Assignment) -> Behavior:
+    return Behavior(compute_s=0.0, failure=("declined", "hours: at night (again in 7200 s)"))
 
 
 def test_a_round_that_lacks_an_answer_does_not_go_through_all_who_are_there_at_each_event(tmp_path: Path) -> None:

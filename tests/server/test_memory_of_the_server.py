@@ -16,7 +16,7 @@ from thinwire.core.errors import DataLost
 from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateAggregated, UpdateDropped
 from thinwire.core.types import Assignment, State
 from thinwire.server.model_store import Versions
-from thinwire.simulation import Script, ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, Script, ScriptedDevice, SyntheticUpdates
 
 ADAM = {"optimizer": "fedadam", "lr": 0.1}
 EF21: dict[str, Any] = {"codec": "topk(0.2)", "feedback": "ef21"}
@@ -101,7 +101,7 @@ def test_with_ef21_the_model_moves_by_the_mean_of_all_references(tmp_path):
 def test_with_ef21_a_device_that_is_not_there_counts_with_its_last_reference(tmp_path):
     devices = [
         following("a", examples=10),
-        following("b", lambda assignment: Turn() if assignment.round == 1 else SILENT, examples=30),
+        following("b", lambda assignment: Behavior() if assignment.round == 1 else SILENT, examples=30),
     ]
     cohort = {"late": "drop", "deadline_s": 10, "min_updates": 1}
     bench = run(tmp_path, devices, run={"rounds": 2, "keep": "all"}, uplink=EF21, cohort=cohort)
@@ -112,7 +112,7 @@ def test_with_ef21_a_device_that_is_not_there_counts_with_its_last_reference(tmp
 
 def shutting_out(folder: Path) -> Bench:
     """Three devices, of which c is revoked in the second round, after it was aggregated; b is late in that round."""
-    late = following("b", lambda assignment: Turn(compute_s=35.0 if assignment.round == 2 else 2.0), examples=20)
+    late = following("b", lambda assignment: Behavior(compute_s=35.0 if assignment.round == 2 else 2.0), examples=20)
     devices = [following("a", 3.0, examples=10), late, following("c", 1.0, examples=30)]
     cohort = {"deadline_s": 30, "staleness_exponent": 0}
     bench = Bench(folder, devices, run={"rounds": 6, "keep": "all"}, uplink=EF21, cohort=cohort)

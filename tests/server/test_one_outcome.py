@@ -18,7 +18,7 @@ from thinwire.core.fleet import Arrival
 from thinwire.core.types import Assignment
 from thinwire.server.context import RunContext
 from thinwire.server.service import serve
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 from thinwire.store.round_explanation import explain_round
 
 
@@ -101,7 +101,7 @@ def test_so_have_all_who_work_when_a_person_stops_the_run(tmp_path: Path, kind: 
 
 
 def test_and_when_a_run_fails(tmp_path: Path) -> None:
-    def fails_or_works(assignment: Assignment) -> Turn:
+    def fails_or_works(assignment: Assignment) -> Behavior:
         return FAILS
 
     devices = [scripted("a", fails_or_works), scripted("b", fails_or_works), scripted("c", every(500.0))]
@@ -137,7 +137,7 @@ def test_and_when_it_cannot_go_on_after_a_restart(
 
 
 def test_a_device_cannot_say_that_the_run_is_over(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda assignment: Turn(failure=(OVER, "so it says"))), run={"rounds": 1})
+    bench = Bench(tmp_path, three(lambda assignment: Behavior(failure=(OVER, "so it says"))), run={"rounds": 1})
     assert bench.drive().failed == 1
     settled(bench)
     assert [(e.device, e.kind) for e in bench.events(ClientFailed)] == [("c", "protocol")]

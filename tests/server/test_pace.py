@@ -19,7 +19,7 @@ from thinwire.server.policy.assignment_terms import (
     DeviceSpeed,
     choose_work,
 )
-from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, ScriptedDevice, SyntheticUpdates
 from thinwire.store import LINK_KINDS, MeasureRow
 from thinwire.store.device_profiles import work_key
 
@@ -69,16 +69,16 @@ def test_the_reason_says_what_it_came_from(speed, steps, batch, why):
 class Timed(SyntheticUpdates):
     """Makes as many steps as it is requested."""
 
-    def finish(self, delivery, turn):
+    def finish(self, delivery, behavior):
         self.steps = delivery.assignment.work.steps
-        return super().finish(delivery, turn)
+        return super().finish(delivery, behavior)
 
 
 def timed(name: str, example_s: float) -> ScriptedDevice:
     """A device with 640 examples that takes so many seconds for one of a step, and two more for its upload."""
 
     def script(assignment):
-        return Turn(compute_s=assignment.work.steps * assignment.work.batch * example_s, upload_s=2.0)
+        return Behavior(compute_s=assignment.work.steps * assignment.work.batch * example_s, upload_s=2.0)
 
     return scripted(name, script, work(name, Timed, examples=640))
 

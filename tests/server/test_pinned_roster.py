@@ -11,7 +11,7 @@ from tests.server import test_secure_rounds as honest
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Outcome
 from tests.support.reasons import sentences
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
+from tests.support.secure_fleet import SecureBehavior, SecureDevice, SecureFleet, toy_plan
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundOpened, RunStatusChanged
 from thinwire.core.fleet import SECURE_PARTS, Hello
@@ -40,8 +40,12 @@ class World(crashes.World):
         secure = f'clip = 20.0\nadversary = "{adversary}"'
         plan = RunPlan.parse(toy_plan(secure, rounds=1, clients=4, cohort="wait_s = 30"))
         devices = [
-            SecureDevice(name, None, lambda assignment: SecureTurn(), plan=plan, layout=LAYOUT, pinned=pinned or None,  # type: ignore[arg-type]  # no Work
-                         change=lambda assignment: crashes.change("a", LAYOUT.size, assignment)) for name in NAMES
+            SecureDevice(
+                name, None, lambda assignment: SecureBehavior(),  # type: ignore[arg-type]  # no Work
+                plan=plan, layout=LAYOUT, pinned=pinned or None,
+                change=lambda assignment: crashes.change("a", LAYOUT.size, assignment),
+            )
+            for name in NAMES
         ]  # fmt: skip
         super().__init__(folder, Fate(), plan, devices)
         self.folder = folder

@@ -16,16 +16,16 @@ from thinwire.core.fleet import ClientConnected, Envelope, Hello
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId
 from thinwire.reports.reason_text import sentence
 from thinwire.server.model_store import PlanCache, SentAssignments
-from thinwire.simulation import Script, ScriptedDevice, Turn
+from thinwire.simulation import Behavior, Script, ScriptedDevice
 
 
 def forgetful(name: str, rounds: set[int], after_s: float = 1.0) -> ScriptedDevice:
     """Loses its plans at each of these rounds, the first time that it is selected."""
 
-    def script(assignment: Assignment) -> Turn:
+    def script(assignment: Assignment) -> Behavior:
         if assignment.round in rounds and assignment.kind == "train" and isinstance(assignment.plan, str):
             made.plans.clear()
-        return Turn(compute_s=after_s)
+        return Behavior(compute_s=after_s)
 
     made = scripted(name, script)
     return made
@@ -50,7 +50,7 @@ def test_a_device_that_answered_with_the_whole_plan_is_sent_the_digest_only(tmp_
 
 
 def test_a_device_that_failed_may_not_have_kept_the_plan(tmp_path: Path) -> None:
-    fails = scripted("b", lambda assignment: FAILS if assignment.round == 1 else Turn())
+    fails = scripted("b", lambda assignment: FAILS if assignment.round == 1 else Behavior())
     bench = Bench(tmp_path, [scripted("a"), fails], run={"rounds": 3})
     bench.drive()
     assert [how for kind, _, how in carried(bench.fleet, "b") if kind == "train"] == ["whole", "whole", "digest"]
@@ -83,7 +83,7 @@ def test_who_has_lost_the_plan_gets_it_with_the_same_assignment_and_has_not_fail
 
 
 def test_who_requests_the_plan_again_and_again_gets_it_once_and_has_then_failed(tmp_path: Path) -> None:
-    never = Turn(compute_s=0.0, failure=("need-plan", ""))
+    never = Behavior(compute_s=0.0, failure=("need-plan", ""))
     bench = Bench(tmp_path, [scripted("a"), scripted("b", lambda assignment: never)], run={"rounds": 2})
     bench.fleet.devices["b"].plans = {_digest(bench)}
     bench.drive()
@@ -140,7 +140,7 @@ def test_a_kill_at_any_commit_changes_nothing_where_plans_are_lost_and_sent_agai
 
 
 def declining(rule: str, again: str = "") -> Script:
-    return lambda assignment: Turn(compute_s=0.0, failure=("declined", f"{rule}: so it is{again}"))
+    return lambda assignment: Behavior(compute_s=0.0, failure=("declined", f"{rule}: so it is{again}"))
 
 
 def two_slow_and(third: Script) -> list[ScriptedDevice]:

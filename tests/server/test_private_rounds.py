@@ -20,7 +20,7 @@ from tests.store.test_privacy_ledger import enrol, reserve
 from tests.support import crashes
 from tests.support.backups import restore_and_settle
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, killed, undisturbed_once
-from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyBehavior
 from tests.support.store_story import new_run
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
@@ -38,7 +38,7 @@ from thinwire.server.model_store import Versions
 from thinwire.server.privacy_budget import MAX_PARTICIPATIONS, PLANNED, PrivacyBudget
 from thinwire.server.private_mode import CentralMode, PrivateAggregator
 from thinwire.simulation import SyntheticUpdates
-from thinwire.simulation.scripted_device import ReplyWithParts, Turn
+from thinwire.simulation.scripted_device import Behavior, ReplyWithParts
 from thinwire.store import Store
 from thinwire.store.privacy_ledger import PrivacyLedger
 
@@ -76,8 +76,8 @@ def change(name: str, assignment: Assignment) -> Vector:
 class Silent(SyntheticUpdates):
     """Replies as a client of a private run does: without a fact of its data beside the update."""
 
-    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
-        header, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> ReplyWithParts:
+        header, body = super().finish(delivery, behavior)
         assert isinstance(header, ReplyHeader)
         return without_facts(header), body
 
@@ -87,15 +87,15 @@ class World(crashes.World):
 
     def __init__(self, folder: Path, fate: Fate, plan: RunPlan = PLAN, kind: type[SyntheticUpdates] = Silent) -> None:
         devices = [
-            AttentiveDevice(name, kind(name, LAYOUT, partial(change, name)), partial(self.turn, name))
+            AttentiveDevice(name, kind(name, LAYOUT, partial(change, name)), partial(self.behavior, name))
             for name in "abcde"
         ]
         super().__init__(folder, fate, plan, devices)
 
-    def turn(self, name: str, assignment: Assignment) -> Turn:
+    def behavior(self, name: str, assignment: Assignment) -> Behavior:
         if (assignment.round, name) == (2, "b"):
-            return FaultyTurn(compute_s=2.0, garbage=True)
-        return Turn(compute_s=60.0 if (assignment.round, name) == (2, "d") else 2.0)
+            return FaultyBehavior(compute_s=2.0, garbage=True)
+        return Behavior(compute_s=60.0 if (assignment.round, name) == (2, "d") else 2.0)
 
 
 undisturbed = undisturbed_once(World)
@@ -234,11 +234,11 @@ class Restored(World):
         super().__init__(folder, Fate())
         self.file, self.is_dead = folder / "backup.tar", False
 
-    def turn(self, name: str, assignment: Assignment) -> Turn:
+    def behavior(self, name: str, assignment: Assignment) -> Behavior:
         if assignment.round == 2 and not self.is_dead:
             self.is_dead = True
             raise Killed
-        return super().turn(name, assignment)
+        return super().behavior(name, assignment)
 
     def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
         try:

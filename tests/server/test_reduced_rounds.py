@@ -19,7 +19,7 @@ import pytest
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.explained import whys
-from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyBehavior
 from tests.support.normed import NORMED, normed, three_honest
 from tests.support.server_bench import Bench
 from tests.support.several_runs import Site, steady
@@ -41,7 +41,7 @@ from thinwire.core.events import (
 from thinwire.core.types import Assignment, Vector
 from thinwire.server import command_queue, round_close
 from thinwire.server.model_store import Versions
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 from thinwire.store.round_timing import turns
 
 PLAN = RunPlan.parse("""
@@ -70,7 +70,7 @@ class World(crashes.World):
 
     def __init__(self, folder: Path, fate: Fate) -> None:
         works = [SyntheticUpdates(name, LAYOUT, partial(self.change, name)) for name in "abcdef"]
-        devices = [AttentiveDevice(work.name, work, partial(self.turn, work.name)) for work in works]
+        devices = [AttentiveDevice(work.name, work, partial(self.behavior, work.name)) for work in works]
         super().__init__(folder, fate, PLAN, devices)
 
     def change(self, name: str, assignment: Assignment) -> Vector:
@@ -78,12 +78,12 @@ class World(crashes.World):
         found: Vector = 1 + change(name, LAYOUT.size, assignment) / np.float32(10)
         return found * np.float32(-1e6) if name == "b" else found
 
-    def turn(self, name: str, assignment: Assignment) -> Turn:
+    def behavior(self, name: str, assignment: Assignment) -> Behavior:
         """A device's place in the round."""
         if assignment.kind != "train":
-            return Turn(compute_s=0.0)
+            return Behavior(compute_s=0.0)
         place = "abcdef".index(name) if assignment.round == 1 else "fedcba".index(name)
-        return FaultyTurn(compute_s=1.0 + place, garbage=(name, assignment.round) == ("e", 1))
+        return FaultyBehavior(compute_s=1.0 + place, garbage=(name, assignment.round) == ("e", 1))
 
 
 undisturbed = undisturbed_once(World)

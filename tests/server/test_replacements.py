@@ -26,7 +26,7 @@ from thinwire.server.round_events import (
     SelectReplacement,
     Tick,
 )
-from thinwire.simulation import ScriptedDevice, Turn
+from thinwire.simulation import Behavior, ScriptedDevice
 
 
 class Idle:
@@ -132,8 +132,8 @@ def test_each_device_is_first_about_as_often() -> None:
 # Over a whole run.
 
 
-def fails(assignment: Assignment) -> Turn:
-    return FAILS if assignment.round == 2 else Turn()
+def fails(assignment: Assignment) -> Behavior:
+    return FAILS if assignment.round == 2 else Behavior()
 
 
 def bench(folder: Path, *devices: ScriptedDevice, **cohort: object) -> Bench:

@@ -19,7 +19,7 @@ from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import RECONNECT_S
 from thinwire.server.recording_fleet import RecordingFleet
 from thinwire.server.round_close import AggregationQueue
-from thinwire.simulation import Script, Turn
+from thinwire.simulation import Behavior, Script
 from thinwire.store import RunRow
 
 
@@ -79,7 +79,7 @@ class Revoking(Bench):
 
 
 def test_the_open_assignment_ends_refused_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
-    bench = Revoking(tmp_path, lambda assignment: SILENT if assignment.round == 2 else Turn())
+    bench = Revoking(tmp_path, lambda assignment: SILENT if assignment.round == 2 else Behavior())
     heard = bench.once(lambda e: isinstance(e, UpdateAccepted) and e.round == 2, lambda: bench.revoke("c"))
     row = bench.go(heard)
     assert (row.status, bench.reasons()) == ("done", ["all", "enough", "all"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.crashes import Killed
-from tests.support.faulty_fleet import FaultyTurn
+from tests.support.faulty_fleet import FaultyBehavior
 from tests.support.reasons import sentences
 from tests.support.server_bench import (
     AROUND,
@@ -38,7 +38,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, ReplyHeader
-from thinwire.simulation import Script, ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, Script, ScriptedDevice, SyntheticUpdates
 from thinwire.simulation.scripted_device import ReplyWithParts
 
 
@@ -64,8 +64,8 @@ def test_the_first_assignment_carries_the_model_and_later_ones_the_outcomes(tmp_
     assert (stop.kind, len(stop.outcomes)) == ("stop", 2)
 
 
-def slow_once(assignment: Assignment) -> Turn:
-    return Turn(compute_s=25.0 if assignment.round == 1 else 1.0)
+def slow_once(assignment: Assignment) -> Behavior:
+    return Behavior(compute_s=25.0 if assignment.round == 1 else 1.0)
 
 
 def test_a_straggler_is_aggregated_into_the_next_round(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_failing_task_is_recorded_and_selected_again(tmp_path: Path) -> None:
 
 
 def test_a_device_with_another_model_is_not_selected_again(tmp_path: Path) -> None:
-    other = Turn(failure=("layout-mismatch", "w is 3x2"))
+    other = Behavior(failure=("layout-mismatch", "w is 3x2"))
     bench = Bench(tmp_path, three(lambda assignment: other), run={"rounds": 2})
     bench.drive()
     assert bench.reasons() == ["enough", "all"]
@@ -168,8 +168,8 @@ def test_a_target_stays_reached_where_the_last_model_is_worse_and_the_aggregator
 class MeasuresTwo(SyntheticUpdates):
     """Version 2 reaches the target and no other does; by the run's own metric the first is the best."""
 
-    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
-        found, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> ReplyWithParts:
+        found, body = super().finish(delivery, behavior)
         assert isinstance(found, ReplyHeader)
         version = delivery.assignment.base_version
         measured = {"eval/loss": (1.0 + version, 1.0), "eval/accuracy": (0.95 if version == 2 else 0.1, 1.0)}
@@ -247,20 +247,20 @@ def test_a_run_whose_plan_ends_its_waiting_is_not_told_how_to(tmp_path: Path) ->
 
 
 def test_a_payload_that_is_not_readable_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda assignment: FaultyTurn(garbage=True)), run={"rounds": 2})
+    bench = Bench(tmp_path, three(lambda assignment: FaultyBehavior(garbage=True)), run={"rounds": 2})
     row = bench.drive()
     assert row.status == "done"
     assert {(e.device, e.reason) for e in bench.events(UpdateDropped)} == {("c", "bad-payload")}
 
 
-def steady(assignment: Assignment) -> Turn:
+def steady(assignment: Assignment) -> Behavior:
     """Failures and answers of different speed, but nobody misses a deadline: only then is the order of all given."""
-    return FAILS if assignment.round == 3 else Turn(compute_s=float(assignment.round))
+    return FAILS if assignment.round == 3 else Behavior(compute_s=float(assignment.round))
 
 
-def straggling(assignment: Assignment) -> Turn:
+def straggling(assignment: Assignment) -> Behavior:
     """Late in one round, silent in another: a resumed round has open assignments, late answers and a deadline."""
-    return {2: Turn(compute_s=40.0), 4: SILENT}.get(assignment.round, Turn())
+    return {2: Behavior(compute_s=40.0), 4: SILENT}.get(assignment.round, Behavior())
 
 
 def five_rounds(third: Script, folder: Path) -> Bench:

@@ -15,7 +15,7 @@ from thinwire.core.events import RoundClosed
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Assignment
 from thinwire.server.state.run_state import empty_state
-from thinwire.simulation import ScriptedDevice, Turn
+from thinwire.simulation import Behavior, ScriptedDevice
 
 EARLY = 21
 NEVER = {"metric": "loss", "value": -1.0}
@@ -27,8 +27,8 @@ MODES: dict[str, tuple[int, dict[str, Any]]] = {  # rounds, sections of the plan
 }
 
 
-def sometimes_slow(assignment: Assignment) -> Turn:
-    return Turn(compute_s=6.0 if assignment.round % 7 == 0 else 1.0)
+def sometimes_slow(assignment: Assignment) -> Behavior:
+    return Behavior(compute_s=6.0 if assignment.round % 7 == 0 else 1.0)
 
 
 def contained(value: object) -> int:

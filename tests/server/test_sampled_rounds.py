@@ -40,7 +40,7 @@ from thinwire.privacy.secret_rng import SystemRng
 from thinwire.server import private_mode
 from thinwire.server.model_store import Versions
 from thinwire.server.policy.cohort import poisson_sample
-from thinwire.simulation.scripted_device import Turn
+from thinwire.simulation.scripted_device import Behavior
 from thinwire.store import Store
 
 RATE = 0.4
@@ -55,13 +55,13 @@ class World(crashes.World):
 
     def __init__(self, folder: Path, fate: Fate, plan: RunPlan = PLAN) -> None:
         devices = [
-            AttentiveDevice(name, Silent(name, LAYOUT, partial(change, name)), partial(self.turn, name))
+            AttentiveDevice(name, Silent(name, LAYOUT, partial(change, name)), partial(self.behavior, name))
             for name in NAMES
         ]
         super().__init__(folder, fate, plan, devices)
 
-    def turn(self, name: str, assignment: Assignment) -> Turn:
-        return Turn(compute_s=300.0 if name == "d" else 2.0)
+    def behavior(self, name: str, assignment: Assignment) -> Behavior:
+        return Behavior(compute_s=300.0 if name == "d" else 2.0)
 
 
 def of_coins(*samples: str) -> Any:

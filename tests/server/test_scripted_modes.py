@@ -20,7 +20,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHeader
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 from thinwire.simulation.scripted_device import ReplyWithParts
 
 STEPS = 8
@@ -35,15 +35,15 @@ class Stopping(SyntheticUpdates):
     least: int = 1
     made: dict[str, int] = field(default_factory=dict)  # assignment_id -> steps
 
-    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
-        assignment, step_s = delivery.assignment, turn.compute_s / STEPS
-        left_s = 0.9 * assignment.deadline_s - turn.download_s - turn.sending_s(0)
+    def begin(self, delivery: Delivery, behavior: Behavior) -> Behavior:
+        assignment, step_s = delivery.assignment, behavior.compute_s / STEPS
+        left_s = 0.9 * assignment.deadline_s - behavior.download_s - behavior.sending_s(0)
         fit = STEPS if step_s * STEPS <= max(left_s, 0.0) else int(left_s / step_s)
         self.made[assignment.assignment_id] = steps = max(self.least, fit)
-        return replace(turn, compute_s=steps * step_s)
+        return replace(behavior, compute_s=steps * step_s)
 
-    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
-        header, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> ReplyWithParts:
+        header, body = super().finish(delivery, behavior)
         assert isinstance(header, ReplyHeader)
         steps = self.made[delivery.assignment.assignment_id]
         return replace(header, steps=steps, a=float(steps), examples=self.examples * steps), body

@@ -13,7 +13,7 @@ from tests.server import test_secure_rounds as honest
 from tests.server.test_secure_mode import Story, update_of
 from tests.support.crashes import Fate, Outcome
 from tests.support.secure_cohort import name_of
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
+from tests.support.secure_fleet import SecureBehavior, SecureDevice, SecureFleet, toy_plan
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
@@ -76,8 +76,8 @@ class DamagingFleet(SecureFleet):
 class Failing(honest.World):
     """Three of five devices send no shares in round 1, which ends as too-few while the others train."""
 
-    def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
-        return lambda assignment: SecureTurn(silent="share" if assignment.round == 1 and name in "abc" else None)
+    def behavior_of(self, name: str) -> Callable[[Assignment], SecureBehavior]:
+        return lambda assignment: SecureBehavior(silent="share" if assignment.round == 1 and name in "abc" else None)
 
 
 class Windows(Failing):
@@ -89,20 +89,20 @@ class Windows(Failing):
         self.windows: dict[int, set[int]] = {}  # round -> what its clients are told
         super().__init__(folder, fate)
 
-    def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
-        turn = super().turn_of(name)
+    def behavior_of(self, name: str) -> Callable[[Assignment], SecureBehavior]:
+        behavior = super().behavior_of(name)
 
-        def noted(assignment: Assignment) -> SecureTurn:
+        def noted(assignment: Assignment) -> SecureBehavior:
             assert assignment.secure is not None
             self.windows.setdefault(assignment.round, set()).add(assignment.secure.window)
-            return turn(assignment)
+            return behavior(assignment)
 
         return noted
 
 
 class World(honest.World):
-    def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
-        return lambda assignment: SecureTurn(compute_s=4.0 if name == "a" else 2.0)
+    def behavior_of(self, name: str) -> Callable[[Assignment], SecureBehavior]:
+        return lambda assignment: SecureBehavior(compute_s=4.0 if name == "a" else 2.0)
 
 
 def lived(folder: Path, fleet: type[SecureFleet] = BreakingFleet, **how: Any) -> Outcome:

@@ -10,7 +10,7 @@ import pytest
 from tests.server import test_secure_rounds as honest
 from tests.support import crashes
 from tests.support.crashes import Fate, Killed, Outcome
-from tests.support.secure_fleet import SecureTurn
+from tests.support.secure_fleet import SecureBehavior
 from thinwire.core.events import RoundClosed
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.store import FileSpool, Store
@@ -26,8 +26,8 @@ class World(honest.World):
         self.identities = list[str]()
         self.damages = ""  # a phase whose file is damaged in place of the restore
 
-    def turn_of(self, name: str):  # a Script
-        return lambda assignment: SecureTurn(compute_s=2.0 if name < "d" else 6.0)
+    def behavior_of(self, name: str):  # a Script
+        return lambda assignment: SecureBehavior(compute_s=2.0 if name < "d" else 6.0)
 
     def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
         self.identities.append(store.run(run_id).identity)

@@ -16,7 +16,7 @@ import pytest
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.explained import whys
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
+from tests.support.secure_fleet import SecureBehavior, SecureDevice, SecureFleet, toy_plan
 from thinwire.aggregation.plan_codecs import LATTICE
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RoundOpened, UpdateAccepted
@@ -38,29 +38,29 @@ SHARES = 2  # of all places: one test each
 PLAN = RunPlan.parse(toy_plan("bits = 12\nclip = 20.0\nmax_dropout = 0.4"))
 
 
-TURNS = {
-    (2, "b"): SecureTurn(silent="agree"),
-    (2, "d"): SecureTurn(silent="masked", compute_s=3.0),
-    (3, "a"): SecureTurn(silent="share"),
-    (3, "c"): SecureTurn(silent="unmask"),
+BEHAVIORS = {
+    (2, "b"): SecureBehavior(silent="agree"),
+    (2, "d"): SecureBehavior(silent="masked", compute_s=3.0),
+    (3, "a"): SecureBehavior(silent="share"),
+    (3, "c"): SecureBehavior(silent="unmask"),
 }
 
 
 class World(crashes.World):
-    """Five devices; `TURNS` says who leaves a round in which phase."""
+    """Five devices; `BEHAVIORS` says who leaves a round in which phase."""
 
     kind = SecureFleet
     rounds = PLAN  # what they run
 
     def __init__(self, folder: Path, fate: Fate) -> None:
         devices = [
-            SecureDevice(name, None, self.turn_of(name), plan=self.rounds, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
+            SecureDevice(name, None, self.behavior_of(name), plan=self.rounds, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
                          change=partial(change, name, LAYOUT.size)) for name in "abcde"
         ]  # fmt: skip
         super().__init__(folder, fate, self.rounds, devices)
 
-    def turn_of(self, name: str):  # a Script
-        return lambda assignment: TURNS.get((assignment.round, name), SecureTurn(compute_s=2.0))
+    def behavior_of(self, name: str):  # a Script
+        return lambda assignment: BEHAVIORS.get((assignment.round, name), SecureBehavior(compute_s=2.0))
 
     def live(self) -> Outcome:
         """The whole run, with one death at most; its identity, which decides the masks, is always the same."""

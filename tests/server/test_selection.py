@@ -25,11 +25,11 @@ from thinwire.server.policy.cohort import LEAST, sample, select_clients, weights
 from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import (
+    Behavior,
     InMemorySpool,
     ScriptedDevice,
     ScriptedFleet,
     SyntheticUpdates,
-    Turn,
     run_scripted,
     task_report,
 )
@@ -223,9 +223,9 @@ def played(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: ob
     home = AggregatorHome.under(folder, durable=False)
 
     def of_speed(name: str, speed: float | list[float]) -> ScriptedDevice:
-        def script(assignment: Assignment) -> Turn:
+        def script(assignment: Assignment) -> Behavior:
             seconds = speed if isinstance(speed, float) else speed.pop(0)
-            return Turn(download_s=seconds / 4, compute_s=seconds / 2, upload_s=seconds / 4)
+            return Behavior(download_s=seconds / 4, compute_s=seconds / 2, upload_s=seconds / 4)
 
         return ScriptedDevice(name, SyntheticUpdates(name, LAYOUT), script)
 

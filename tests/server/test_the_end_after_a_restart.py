@@ -23,7 +23,7 @@ from tests.support.server_bench import change as made_up_change
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.context import RECONNECT_S, StopCommand
-from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, ScriptedDevice, SyntheticUpdates
 
 
 def measured(bench: Bench) -> list[tuple[int, dict[str, float], int, tuple[int, int]]]:
@@ -144,7 +144,7 @@ def test_a_run_that_fails_as_soon_as_it_goes_on_tells_its_devices(tmp_path: Path
 
 
 def test_a_run_that_is_stopped_as_soon_as_it_goes_on_tells_its_devices(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda assignment: Turn()), run={"rounds": 5})
+    bench = Bench(tmp_path, three(lambda assignment: Behavior()), run={"rounds": 5})
     with pytest.raises(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, RoundClosed)))
     bench.restart()

@@ -20,7 +20,7 @@ from thinwire.core.errors import CodecError
 from thinwire.core.events import UpdateAccepted, UpdateDropped
 from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.types import Vector
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 
 DGC = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = {}\n{}\n[uplink]\ncodec = "{}"\n'
 WARM = {"rounds": 2, "ratios": [0.5, 0.25]}
@@ -38,8 +38,8 @@ def test_each_round_assignments_in_its_own_codec_and_then_in_the_plans(tmp_path)
 
 
 def test_an_answer_that_comes_in_the_next_round_is_read_by_its_own_codec(tmp_path):
-    late = scripted("b", lambda assignment: Turn(compute_s=15.0 if assignment.round == 1 else 1.0))
-    other = scripted("a", lambda assignment: Turn(compute_s=1.0 if assignment.round == 1 else 9.0))
+    late = scripted("b", lambda assignment: Behavior(compute_s=15.0 if assignment.round == 1 else 1.0))
+    other = scripted("a", lambda assignment: Behavior(compute_s=1.0 if assignment.round == 1 else 9.0))
     bench = Bench(
         tmp_path, [other, late], run={"rounds": 3}, cohort={"deadline_s": 10, "min_updates": 1},
         uplink={"codec": "topk(0.1) > int8", "warmup": WARM},

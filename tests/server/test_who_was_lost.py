@@ -12,7 +12,7 @@ from tests.support.server_bench import Bench, scripted
 from thinwire.core.events import RoundClosed, UpdateAggregated
 from thinwire.core.types import ReplyHeader
 from thinwire.server.aggregator import RoundAggregator
-from thinwire.simulation import ScriptedDevice, Turn
+from thinwire.simulation import Behavior, ScriptedDevice
 from thinwire.store.round_explanation import RoundExplanation, explain_round
 
 
@@ -37,7 +37,9 @@ def test_a_device_that_died_at_work_is_named_with_the_wait_for_it(tmp_path: Path
 
 
 def test_a_device_whose_task_failed_after_all_had_answered_is_named(tmp_path: Path) -> None:
-    failing = scripted("b", lambda assignment: Turn(compute_s=30.0, failure=("task-error", "ValueError in task.py:3")))
+    failing = scripted(
+        "b", lambda assignment: Behavior(compute_s=30.0, failure=("task-error", "ValueError in task.py:3"))
+    )
     said = told_of(run_of(tmp_path, scripted("a", 2.0), failing))
     assert said.waited_for == ("b",)
     assert said.sentence.endswith("waited 28 s for b, which failed (task-error).")
@@ -45,7 +47,9 @@ def test_a_device_whose_task_failed_after_all_had_answered_is_named(tmp_path: Pa
 
 
 def test_a_device_that_failed_before_the_others_answered_held_nobody_up(tmp_path: Path) -> None:
-    failing = scripted("b", lambda assignment: Turn(compute_s=1.0, failure=("task-error", "ValueError in task.py:3")))
+    failing = scripted(
+        "b", lambda assignment: Behavior(compute_s=1.0, failure=("task-error", "ValueError in task.py:3"))
+    )
     said = told_of(run_of(tmp_path, scripted("a", 20.0), failing))
     assert (said.waited_for, said.device) == ((), "a")
     assert "waited 20 s for a, which" in said.sentence

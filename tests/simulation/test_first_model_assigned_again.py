@@ -12,18 +12,18 @@ from thinwire.core.run_events import FirstModelAssigned
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import sentence
 from thinwire.server.context import RunContext
-from thinwire.simulation import Turn
+from thinwire.simulation import Behavior
 
 MANY = tuple(f"sim-{index:02}" for index in range(12))
 
 
-def slow(assignment: Assignment) -> Turn:
+def slow(assignment: Assignment) -> Behavior:
     """Slower than one is given at first of which nothing is known."""
-    return Turn(download_s=70.0)
+    return Behavior(download_s=70.0)
 
 
-def silent(assignment: Assignment) -> Turn:
-    return Turn(download_s=1e6)
+def silent(assignment: Assignment) -> Behavior:
+    return Behavior(download_s=1e6)
 
 
 def deadlines(made: Started) -> list[float]:
@@ -73,7 +73,9 @@ def test_how_often_a_device_was_selected_outlives_a_restart(tmp_path: Path) -> N
 
 def test_who_dies_of_it_is_not_selected_without_bound_though_it_comes_again_each_time(tmp_path: Path) -> None:
     gone = [(3.0 + 10 * each, 8.0 + 10 * each) for each in range(200)]
-    made = Started(tmp_path, dict.fromkeys(NAMES, lambda assignment: Turn(download_s=30.0)), dict.fromkeys(NAMES, gone))
+    made = Started(
+        tmp_path, dict.fromkeys(NAMES, lambda assignment: Behavior(download_s=30.0)), dict.fromkeys(NAMES, gone)
+    )
     made.drive(until=1900)
     row = made.store.run(made.run_id)
     assert (row.status, row.exit_code) == ("failed", 6)
@@ -93,7 +95,7 @@ def test_who_left_is_waited_for_as_long_as_one_that_is_silent_unless_it_was_revo
 ) -> None:
     """The others have said no for good, and `[cohort] wait_s` is 0."""
     one, two, three = drawn(tmp_path)
-    first = {one: lambda assignment: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
+    first = {one: lambda assignment: Behavior(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
     made = Started(tmp_path / "offline", first, {one: [(3.0, 1e9)]})
     monkeypatch.setattr(RunContext, "revoked", lambda running: {one} if revoked and running.elapsed > 10 else set())
     made.drive(until=until)
@@ -145,11 +147,11 @@ def ends_while_one_is_at_it(folder: Path, restarted: bool = False) -> Started:
     one, two, three = drawn(folder)
     left = [REFUSES]
 
-    def once(assignment: Assignment) -> Turn:
-        return Turn(failure=left.pop()) if left else Turn()
+    def once(assignment: Assignment) -> Behavior:
+        return Behavior(failure=left.pop()) if left else Behavior()
 
-    def later(assignment: Assignment) -> Turn:
-        return Turn(download_s=20.0, failure=REFUSES)
+    def later(assignment: Assignment) -> Behavior:
+        return Behavior(download_s=20.0, failure=REFUSES)
 
     made = Started(folder / "ended", {one: once if restarted else fails(REFUSES), two: fails(REFUSES), three: later})
     made.drive(until=5.0)

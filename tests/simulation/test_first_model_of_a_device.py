@@ -17,7 +17,7 @@ from thinwire.core.fleet import Arrival, Envelope
 from thinwire.core.run_events import FirstModelAssigned, FirstModelFailed
 from thinwire.core.types import ReplyHeader
 from thinwire.reports.reason_text import sentence
-from thinwire.simulation import Script, Turn, simulate
+from thinwire.simulation import Behavior, Script, simulate
 from thinwire.store import MeasureRow
 
 
@@ -58,7 +58,7 @@ def test_who_declines_for_now_is_selected_again_when_that_has_passed(tmp_path: P
     first = {name: fails(NOT_NOW, REFUSES) for name in NAMES}
     one, *_ = order = drawn(tmp_path)
     seen = iter([NOT_NOW])
-    first[one] = lambda assignment: Turn(failure=next(seen, None))
+    first[one] = lambda assignment: Behavior(failure=next(seen, None))
     made = Started(tmp_path / "declined", first)
     made.drive()
     assert made.store.run(made.run_id).status == "done"
@@ -72,7 +72,7 @@ def test_who_declines_for_now_is_selected_again_when_that_has_passed(tmp_path: P
 
 def test_who_left_for_a_moment_is_selected_again_after_the_others(tmp_path: Path) -> None:
     one, two, three = drawn(tmp_path)
-    slow = {one: lambda assignment: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
+    slow = {one: lambda assignment: Behavior(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
     made = Started(tmp_path / "offline", slow, {one: [(3.0, 40.0)]})
     made.drive()
     assert made.store.run(made.run_id).status == "done"
@@ -81,7 +81,7 @@ def test_who_left_for_a_moment_is_selected_again_after_the_others(tmp_path: Path
 
 
 def test_who_still_makes_one_when_a_person_stops_the_run_has_not_failed(tmp_path: Path) -> None:
-    made = Started(tmp_path, dict.fromkeys(NAMES, lambda assignment: Turn(download_s=50.0)))
+    made = Started(tmp_path, dict.fromkeys(NAMES, lambda assignment: Behavior(download_s=50.0)))
     made.drive(until=10.0, ends="run")
     (over,) = made.of(FirstModelFailed)
     assert ([over.device], over.kind) == (made.assigned(), "over")
@@ -107,7 +107,7 @@ def test_who_comes_while_the_run_waits_is_selected(tmp_path: Path) -> None:
 
 def test_after_a_restart_the_same_device_is_waited_for_though_the_others_are_back_before_it(tmp_path: Path) -> None:
     one, *_ = drawn(tmp_path)
-    made = Started(tmp_path / "again", {one: lambda assignment: Turn(download_s=5.0)}, {one: [(3.0, 20.0)]})
+    made = Started(tmp_path / "again", {one: lambda assignment: Behavior(download_s=5.0)}, {one: [(3.0, 20.0)]})
     made.fleet.grace_s = 60.0  # its leaving is not known before the aggregator dies
     made.drive(until=10.0)
     made.fleet = made.fleet.restart()
@@ -119,7 +119,10 @@ def test_after_a_restart_the_same_device_is_waited_for_though_the_others_are_bac
 def test_of_two_devices_that_have_made_one_the_first_that_was_taken_counts(tmp_path: Path) -> None:
     """The first is given up after a restart, since it stays away for long; its answer comes while the second works."""
     one, two, _ = drawn(tmp_path)
-    first = {one: lambda assignment: Turn(download_s=2.0, upload_s=2.0), two: lambda assignment: Turn(download_s=30.0)}
+    first = {
+        one: lambda assignment: Behavior(download_s=2.0, upload_s=2.0),
+        two: lambda assignment: Behavior(download_s=30.0),
+    }
     made = Started(tmp_path / "two", first, {one: [(3.0, 50.0)]})
     made.fleet.grace_s = 60.0
     made.drive(until=10.0)
@@ -175,7 +178,7 @@ def test_an_answer_that_comes_again_after_the_model_is_stored_is_thrown_away(tmp
 
 def test_who_is_silent_has_as_long_as_the_model_takes_on_a_thin_link(tmp_path: Path) -> None:
     one, two, _ = drawn(tmp_path)
-    made = Started(tmp_path / "silent", {one: lambda assignment: Turn(download_s=1e6)})
+    made = Started(tmp_path / "silent", {one: lambda assignment: Behavior(download_s=1e6)})
     made.drive()
     assert made.assigned() == [one, two] and made.giver() == two
     (failed,) = made.of(FirstModelFailed)

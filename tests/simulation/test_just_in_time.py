@@ -14,11 +14,11 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment
 from thinwire.reports.reason_text import sentence
 from thinwire.simulation import (
+    Behavior,
     InMemorySpool,
     ScriptedDevice,
     ScriptedFleet,
     SyntheticUpdates,
-    Turn,
     run_scripted,
     task_report,
 )
@@ -38,12 +38,12 @@ def opened(folder: Path, cohort: dict[str, Any], honest: int = 2) -> list[tuple[
     }  # fmt: skip
     plan, home = RunPlan.from_json(raw), AggregatorHome.under(folder)
 
-    def just_in_time(assignment: Assignment) -> Turn:
-        return Turn(compute_s=0.99 * assignment.deadline_s)
+    def just_in_time(assignment: Assignment) -> Behavior:
+        return Behavior(compute_s=0.99 * assignment.deadline_s)
 
     devices = [
         ScriptedDevice(
-            f"good-{i}", SyntheticUpdates(f"good-{i}", LAYOUT, 0.1), lambda assignment: Turn(compute_s=HONEST_S)
+            f"good-{i}", SyntheticUpdates(f"good-{i}", LAYOUT, 0.1), lambda assignment: Behavior(compute_s=HONEST_S)
         )
         for i in range(honest)
     ]

@@ -19,7 +19,7 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment
 from thinwire.server.run import drive
-from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn
+from thinwire.simulation import Behavior, ScriptedDevice, ScriptedFleet
 from thinwire.simulation.scripted_device import OutboxEntry
 from thinwire.store import FileSpool, Store
 from thinwire.store.backup import back_up, restore
@@ -56,7 +56,7 @@ def devices_as_they_are(spool: FileSpool, store: Store) -> list[ScriptedDevice]:
         for header in sent:
             assigned = Delivery(Assignment(header.assignment_id, RUN, "toy", "train", {}), None)
             device.outbox[header.assignment_id] = OutboxEntry(
-                assigned, Turn(), header, b"".join(spool.open(header.update_id)), pushed=True
+                assigned, Behavior(), header, b"".join(spool.open(header.update_id)), pushed=True
             )
         devices.append(device)
     return devices

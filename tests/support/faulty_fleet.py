@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from thinwire.core.fleet import Envelope, Spool
 from thinwire.core.types import Assignment, Part, ReplyHeader, UpdateId, UpdateOutcome
-from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn
+from thinwire.simulation import Behavior, ScriptedDevice, ScriptedFleet
 from thinwire.simulation.local_fleet import LocalLink
 from thinwire.simulation.scripted_device import OutboxEntry, parts_of
 
@@ -17,8 +17,8 @@ Again = Literal["same", "new", "changed"]
 
 
 @dataclass(frozen=True)
-class FaultyTurn(Turn):
-    """A turn of a device that breaks the rules.
+class FaultyBehavior(Behavior):
+    """The behavior of a device that breaks the rules.
 
     - `garbage`: the frames are damaged, so their aggregation fails.
     - `held` = n: the reply is sent when the assignments of a round at least n later are sent.
@@ -61,7 +61,7 @@ class HeldReply:
 
 
 class FaultyFleet(ScriptedFleet):
-    """A scripted fleet that carries out `FaultyTurn`s; other turns are those of a `ScriptedFleet`."""
+    """A scripted fleet that carries out each `FaultyBehavior`; other behaviors are those of a `ScriptedFleet`."""
 
     def __init__(self, *given: Any) -> None:
         self._held_back: list[HeldReply] = []
@@ -84,15 +84,17 @@ class FaultyFleet(ScriptedFleet):
             self._after(one.kept.upload_s, ScriptedFleet._end_upload, one.device, one.kept.assignment_id)
 
     def _begin_upload(self, device: ScriptedDevice, kept: OutboxEntry) -> None:
-        turn = kept.turn
-        if not isinstance(turn, FaultyTurn):
+        behavior = kept.behavior
+        if not isinstance(behavior, FaultyBehavior):
             super()._begin_upload(device, kept)
             return
-        if turn.garbage:
+        if behavior.garbage:
             kept.header, kept.body = damaged(kept.header, kept.body)
-        self._more[device.name, kept.assignment_id] = [_once_more(device, kept, turn, again) for again in turn.again]
-        if turn.held:
-            self._held_back.append(HeldReply(kept.delivery.assignment.round + turn.held, device, kept))
+        self._more[device.name, kept.assignment_id] = [
+            _once_more(device, kept, behavior, again) for again in behavior.again
+        ]
+        if behavior.held:
+            self._held_back.append(HeldReply(kept.delivery.assignment.round + behavior.held, device, kept))
         else:
             super()._begin_upload(device, kept)
 
@@ -112,13 +114,15 @@ def damaged(header: ReplyHeader, body: bytes) -> tuple[ReplyHeader, bytes]:
     return replace(header, parts=parts_of(frames)), b"".join(frames)
 
 
-def _once_more(device: ScriptedDevice, kept: OutboxEntry, turn: FaultyTurn, again: Again) -> tuple[ReplyHeader, bytes]:
+def _once_more(
+    device: ScriptedDevice, kept: OutboxEntry, behavior: FaultyBehavior, again: Again
+) -> tuple[ReplyHeader, bytes]:
     if again == "same":
         return kept.header, kept.body
     if again == "changed":
         body = kept.body + b"!"
         parts = (Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),)
         return replace(kept.header, parts=parts), body
-    header, body = device.work.finish(kept.delivery, turn)
+    header, body = device.work.finish(kept.delivery, behavior)
     assert isinstance(header, ReplyHeader), "an assignment that was replied to can be replied to again"
-    return damaged(header, body) if turn.garbage else (header, body)
+    return damaged(header, body) if behavior.garbage else (header, body)

@@ -21,7 +21,7 @@ from thinwire.server.context import RunCommands, StopCommand
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import InMemorySpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
+from thinwire.simulation import Behavior, InMemorySpool, Script, ScriptedDevice, ScriptedFleet, Training
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
 
@@ -40,7 +40,7 @@ NOT_NOW = ("declined", "hours: work begins at night (again in 7200 s)")
 def fails(*reasons: tuple[str, str]) -> Script:
     """One that answers requests the first model so, one after the other, the last one for ever."""
     left = list(reasons)
-    return lambda assignment: Turn(failure=left.pop(0) if len(left) > 1 else left[0])
+    return lambda assignment: Behavior(failure=left.pop(0) if len(left) > 1 else left[0])
 
 
 class Started:
@@ -60,11 +60,11 @@ class Started:
         training = Training(task, population)
 
         def device(index: int, name: str) -> ScriptedDevice:
-            own = (first or {}).get(name, lambda assignment: Turn())
+            own = (first or {}).get(name, lambda assignment: Behavior())
             work = training.client(index, lambda assignment: 1.0)
             gone = (away or {}).get(name, ())
             return ScriptedDevice(
-                name, work, lambda assignment: own(assignment) if assignment.kind == "init" else Turn(), gone
+                name, work, lambda assignment: own(assignment) if assignment.kind == "init" else Behavior(), gone
             )
 
         devices = [device(index, name) for index, name in enumerate(names)]

@@ -13,7 +13,7 @@ from thinwire.aggregation import encode_buffers
 from thinwire.core import Layout, Tensor
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Part, Reply, ReplyHeader
-from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, ScriptedDevice, SyntheticUpdates
 
 NORMED = Layout.build(
     [
@@ -33,8 +33,8 @@ class Normed(SyntheticUpdates):
     variance: float = 1.0
     counters: Mapping[str, int] = field(default_factory=lambda: {"bn.num_batches_tracked": 7})
 
-    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, behavior)
         if not isinstance(header, ReplyHeader) or not header.parts:
             return header, body
         sent = encode_buffers(NORMED, np.array([self.mean] * 3 + [self.variance] * 3, np.float32))

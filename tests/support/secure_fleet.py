@@ -35,7 +35,7 @@ from thinwire.privacy.contexts import (
 )
 from thinwire.privacy.participant import Participant, SecureIdentity, Withdraw
 from thinwire.server.secure_sum import PARTS
-from thinwire.simulation import ScriptedFleet, Turn
+from thinwire.simulation import Behavior, ScriptedFleet
 from thinwire.simulation.scripted_device import OutboxEntry, parts_of
 
 _ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
@@ -54,8 +54,8 @@ def toy_plan(
 
 
 @dataclass(frozen=True)
-class SecureTurn(Turn):
-    """A turn of a device that leaves a secure round: it stops to answer in the phase `silent`, or dies in `dies`."""
+class SecureBehavior(Behavior):
+    """The behavior of a device that leaves a secure round: silent from the phase `silent` on, or dead in `dies`."""
 
     silent: Phase | None = None
     dies: Phase | None = None
@@ -66,7 +66,7 @@ class Taking:
     """One device in one round."""
 
     delivery: Delivery
-    turn: SecureTurn
+    behavior: SecureBehavior
     participant: Participant
     lattice: Lattice
     seed: bytes = b""
@@ -85,7 +85,7 @@ class SecureDevice(AttentiveDevice):
     open: dict[str, Taking] = field(default_factory=dict)
     sent: dict[str, Vector] = field(default_factory=dict)  # assignment -> what its points represent
 
-    def begin(self, delivery: Delivery, turn: SecureTurn) -> Taking:
+    def begin(self, delivery: Delivery, behavior: SecureBehavior) -> Taking:
         """Make the participant of a training assignment; one that came again goes on as it is."""
         assignment = delivery.assignment
         if (known := self.open.get(assignment.assignment_id)) is not None:
@@ -100,7 +100,7 @@ class SecureDevice(AttentiveDevice):
             lambda: ScriptedRng(int.from_bytes(f"{self.name}-{number}".encode(), "big")), number.to_bytes(16, "big"),
         )  # fmt: skip
         participant = Participant(self.name, identity, terms, context0)
-        self.open = {assignment.assignment_id: Taking(delivery, turn, participant, lattice)}
+        self.open = {assignment.assignment_id: Taking(delivery, behavior, participant, lattice)}
         return self.open[assignment.assignment_id]
 
     def masked(self, taking: Taking) -> OutboxEntry:
@@ -121,7 +121,7 @@ class SecureDevice(AttentiveDevice):
             parts=tuple(replace(part, name=name) for part, name in zip(parts_of([body]), PARTS, strict=True)),
             codec="lattice", identity=assignment.identity,
         )  # fmt: skip
-        kept = self.outbox[assignment.assignment_id] = OutboxEntry(taking.delivery, taking.turn, header, body)
+        kept = self.outbox[assignment.assignment_id] = OutboxEntry(taking.delivery, taking.behavior, header, body)
         return kept
 
 
@@ -154,11 +154,11 @@ class SecureFleet(FaultyFleet):
         device.open = {}
 
     def _train(self, device: SecureDevice, delivery: Delivery) -> None:
-        turn = device.turn(delivery.assignment)
-        assert isinstance(turn, SecureTurn)
-        taking = device.begin(delivery, turn)
+        behavior = device.choose_behavior(delivery.assignment)
+        assert isinstance(behavior, SecureBehavior)
+        taking = device.begin(delivery, behavior)
         self._say(device, delivery.assignment, "advertise", taking.participant.advertise)
-        self._after(turn.compute_s, SecureFleet._trained, device, delivery.assignment.assignment_id)
+        self._after(behavior.compute_s, SecureFleet._trained, device, delivery.assignment.assignment_id)
 
     def _trained(self, device: SecureDevice, assignment_id: str) -> None:
         if (taking := device.open.get(assignment_id)) is not None:
@@ -182,8 +182,8 @@ class SecureFleet(FaultyFleet):
             self._say(device, assignment, phase, lambda: getattr(taking.participant, phase)(request))
 
     def _say(self, device: SecureDevice, assignment: Assignment, phase: str, make: Callable[[], bytes]) -> None:
-        turn = device.open[training_id(assignment.assignment_id)].turn
-        if self._leaves(device, turn, phase):
+        behavior = device.open[training_id(assignment.assignment_id)].behavior
+        if self._leaves(device, behavior, phase):
             return
         assert device.link is not None
         try:
@@ -197,10 +197,10 @@ class SecureFleet(FaultyFleet):
     def _send_masked(self, device: SecureDevice, taking: Taking) -> None:
         if not (taking.seed and taking.trained) or taking.participant.state != "ready":
             return
-        if not self._leaves(device, taking.turn, "masked"):
+        if not self._leaves(device, taking.behavior, "masked"):
             self._upload(device, device.masked(taking))
 
-    def _leaves(self, device: SecureDevice, turn: SecureTurn, phase: str) -> bool:
-        if turn.dies == phase:
+    def _leaves(self, device: SecureDevice, behavior: SecureBehavior, phase: str) -> bool:
+        if behavior.dies == phase:
             self._after(0.0, ScriptedFleet._crash, device)
-        return phase in (turn.dies, turn.silent)
+        return phase in (behavior.dies, behavior.silent)

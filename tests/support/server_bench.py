@@ -23,7 +23,7 @@ from thinwire.core.types import Assignment, Vector
 from thinwire.server.context import RunCommands
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import InMemorySpool, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
+from thinwire.simulation import Behavior, InMemorySpool, Script, ScriptedDevice, SyntheticUpdates, Work
 from thinwire.store import RunRow, Store
 
 T = TypeVar("T", bound=Event)
@@ -31,12 +31,12 @@ T = TypeVar("T", bound=Event)
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
 REPORT = TaskReport("toy", layout_digest=LAYOUT.digest)
 
-SILENT = Turn(lost="assignment")
-FAILS = Turn(compute_s=0.0, failure=("task-error", "ValueError in task.py:3"))
+SILENT = Behavior(lost="assignment")
+FAILS = Behavior(compute_s=0.0, failure=("task-error", "ValueError in task.py:3"))
 
 
 def every(seconds: float) -> Script:
-    return lambda assignment: Turn(compute_s=seconds)
+    return lambda assignment: Behavior(compute_s=seconds)
 
 
 def seed_of(name: str, assignment: Assignment) -> int:

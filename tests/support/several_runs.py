@@ -29,15 +29,15 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
 from thinwire.server.service import serve
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import ScriptedDevice, Turn
+from thinwire.simulation import Behavior, ScriptedDevice
 from thinwire.store import FileSpool, Store
 
 
 def steady(speeds: Mapping[str, float]) -> list[ScriptedDevice]:
     """Devices that take so many seconds for each assignment."""
 
-    def script(seconds: float) -> Callable[[Assignment], Turn]:
-        return lambda assignment: Turn(compute_s=seconds)
+    def script(seconds: float) -> Callable[[Assignment], Behavior]:
+        return lambda assignment: Behavior(compute_s=seconds)
 
     return [AttentiveDevice(name, work(name), script(seconds)) for name, seconds in speeds.items()]
 

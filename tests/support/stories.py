@@ -14,7 +14,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from tests.support.faulty_fleet import AttentiveDevice, FaultyFleet, FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyBehavior, FaultyFleet
 from tests.support.outcomes import every_assignment_has_one_outcome
 from tests.support.store_agreement import assert_sums_agree, empty_database
 from thinwire.core import Layout, RunPlan
@@ -25,7 +25,7 @@ from thinwire.core.types import Assignment
 from thinwire.server import run as server_run
 from thinwire.server.context import RunContext, StopCommand
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import InMemorySpool, SyntheticUpdates, Turn, run_scripted, task_report
+from thinwire.simulation import Behavior, InMemorySpool, SyntheticUpdates, run_scripted, task_report
 from thinwire.simulation.scripted_device import transfer_s
 from thinwire.store import Store
 
@@ -34,8 +34,8 @@ NAMES = "abcde"
 ROUNDS, DEADLINE_S = 4, 20.0
 FOR_EVER_S = 10_000.0  # no drawn run is so long
 
-turns = st.builds(
-    FaultyTurn,
+behaviors = st.builds(
+    FaultyBehavior,
     download_s=st.sampled_from([0.0, 1.0]),
     compute_s=st.sampled_from([0.0, 1.0, 3.0, 7.5, 19.5, 21.0, 47.0]),
     upload_s=st.sampled_from([0.0, 0.5]),
@@ -58,7 +58,7 @@ class Story:
     """One drawn run: its plan, and what each device does."""
 
     plan: RunPlan
-    table: dict[tuple[str, int], Turn]
+    table: dict[tuple[str, int], Behavior]
     away: dict[str, list[tuple[float, float]]]
     grace_s: float
     rounds: int = ROUNDS  # after so many the table begins again
@@ -66,15 +66,19 @@ class Story:
     bytes_s: dict[str, float] = field(default_factory=dict)  # of who sends over a link that is known by it
     work: Callable[..., SyntheticUpdates] = SyntheticUpdates
 
-    def script(self, assignment: Assignment) -> Turn:
+    def script(self, assignment: Assignment) -> Behavior:
         name = assignment.assignment_id.rsplit(".", 1)[1]
-        turn = self.table[name, assignment.round % self.rounds] if assignment.kind == "train" else Turn(compute_s=0.5)
-        return replace(turn, upload_s=partial(transfer_s, self.bytes_s[name])) if name in self.bytes_s else turn
+        behavior = (
+            self.table[name, assignment.round % self.rounds] if assignment.kind == "train" else Behavior(compute_s=0.5)
+        )
+        return replace(behavior, upload_s=partial(transfer_s, self.bytes_s[name])) if name in self.bytes_s else behavior
 
 
 def drawn(draw: st.DrawFn, plan: RunPlan, **more: Any) -> Story:
-    """A story by this plan: turns, absences and a stop are drawn."""
-    table: dict[tuple[str, int], Turn] = {(name, number): draw(turns) for name in NAMES for number in range(ROUNDS)}
+    """A story by this plan: behaviors, absences and a stop are drawn."""
+    table: dict[tuple[str, int], Behavior] = {
+        (name, number): draw(behaviors) for name in NAMES for number in range(ROUNDS)
+    }
     away = {name: draw(lives) for name in NAMES}
     stopped_s = draw(st.sampled_from([math.inf, math.inf, math.inf, 0.0, 2.0, 25.0]))
     return Story(plan, table, away, draw(st.sampled_from([0.0, 4.0])), stopped_s=stopped_s, **more)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.faulty_fleet import FaultyTurn
+from tests.support.faulty_fleet import FaultyBehavior
 from tests.support.stories import DEADLINE_S, NAMES, Story, Told, told
 from thinwire.core.events import (
     ClientFailed,
@@ -100,8 +100,8 @@ def what_is_accepted_is_aggregated_or_dropped_once_and_so_is_said(made: Told) ->
 def what_is_no_garbage_can_be_aggregated(made: Told, story: Story) -> None:
     """Each is read in the codec in which it was selected."""
     refused = [e for e in made.of(UpdateDropped) if e.reason == "bad-payload"]
-    turns = [story.table[e.device, e.assignment_round % story.rounds] for e in refused]
-    assert all(isinstance(turn, FaultyTurn) and turn.garbage for turn in turns)
+    behaviors = [story.table[e.device, e.assignment_round % story.rounds] for e in refused]
+    assert all(isinstance(behavior, FaultyBehavior) and behavior.garbage for behavior in behaviors)
 
 
 def the_model_is_the_sum_of_what_was_aggregated(made: Told) -> None:

@@ -26,6 +26,7 @@ from thinwire.simulation.history import History, RunFailed
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.run import run_scripted, run_sim, simulate, task_report
 from thinwire.simulation.scripted_device import (
+    Behavior,
     LogNormal,
     RandomScript,
     Script,
@@ -33,14 +34,13 @@ from thinwire.simulation.scripted_device import (
     SyntheticUpdates,
     Training,
     TrainingWork,
-    Turn,
     Work,
 )
 from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.simulation.storage import InMemorySpool
 
 __all__ = [
-    "History", "InMemorySpool", "LocalFleet", "LocalLink", "LogNormal", "RandomScript", "RunFailed", "Script",
-    "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Training", "TrainingWork", "Turn", "Work", "own_part",
+    "Behavior", "History", "InMemorySpool", "LocalFleet", "LocalLink", "LogNormal", "RandomScript", "RunFailed",
+    "Script", "ScriptedDevice", "ScriptedFleet", "SyntheticUpdates", "Training", "TrainingWork", "Work", "own_part",
     "run_scripted", "run_sim", "simulate", "task_report",
 ]  # fmt: skip

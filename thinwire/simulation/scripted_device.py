@@ -1,8 +1,8 @@
 """Simulates a device that follows a script: its timing, its failures, and its state that survives a crash.
 
-A script returns a `Turn` for each assignment: how long each stage takes on the virtual clock, and what goes wrong.
-`RandomScript` samples the turns. A `Work` makes the replies. `SyntheticUpdates` makes replies without training: their
-frames are small but real, so that journal, spool and aggregation do all of their work.
+A script returns a `Behavior` for each assignment: how long each stage takes on the virtual clock, and what goes wrong.
+`RandomScript` samples the behaviors. A `Work` makes the replies. `SyntheticUpdates` makes replies without training:
+their frames are small but real, so that journal, spool and aggregation do all of their work.
 
 `Training` makes replies by training: with a real client's handler, outbox, residual and partial work. It trains when
 the assignment is delivered, on a virtual clock of its own that only steps advance. The reply is made once that time has
@@ -55,7 +55,7 @@ class OutboxEntry:
     """A reply in a device's outbox, where it stays until the outcome of its update is known."""
 
     delivery: Delivery
-    turn: Turn
+    behavior: Behavior
     header: ReplyHeader
     body: bytes
     pushed: bool = False
@@ -68,7 +68,7 @@ class OutboxEntry:
     @property
     def upload_s(self) -> float:
         """Return the seconds of the reply's upload."""
-        return self.turn.sending_s(len(self.body))
+        return self.behavior.sending_s(len(self.body))
 
 
 @dataclass
@@ -82,7 +82,7 @@ class ScriptedDevice:
 
     name: str
     work: Work
-    script: Script = field(default=lambda assignment: Turn())
+    script: Script = field(default=lambda assignment: Behavior())
     offline: Sequence[tuple[float, float]] = ()
     overlaps: bool = False
     outbox: dict[str, OutboxEntry] = field(default_factory=dict)  # by id of the assignment
@@ -93,13 +93,13 @@ class ScriptedDevice:
     uploads_end_at: float = 0.0  # when all its uploads will have ended
     _delivered: deque[str] = field(default_factory=lambda: deque(maxlen=1 + MAX_DELAY))  # ids of the last assignments
 
-    def turn(self, assignment: Assignment) -> Turn:
-        """Return the script's turn for an assignment. Only the first delivery is lost: the next one arrives."""
-        turn = self.script(assignment)
+    def choose_behavior(self, assignment: Assignment) -> Behavior:
+        """Return the script's behavior for an assignment. Only the first delivery is lost: the next one arrives."""
+        behavior = self.script(assignment)
         if assignment.assignment_id in self._delivered:
-            return replace(turn, lost="")
+            return replace(behavior, lost="")
         self._delivered.append(assignment.assignment_id)
-        return turn
+        return behavior
 
     def receive(self, assignment: Assignment) -> bool:
         """Apply an assignment's outcomes and keep its plan; return False if only a digest came of an unknown plan."""
@@ -112,8 +112,8 @@ class ScriptedDevice:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The work of a device on one assignment: the seconds of each stage, and what goes wrong.
+class Behavior:
+    """The behavior of a device on one assignment: the seconds of each stage, and what goes wrong.
 
     `upload_s` may be a function of the reply's bytes. `lost` names the message that does not arrive until the device
     has reconnected: the assignment, which is then delivered again, or the reply, which is then sent again. `failure` is
@@ -132,7 +132,7 @@ class Turn:
         return self.upload_s(size) if callable(self.upload_s) else self.upload_s
 
 
-Script = Callable[[Assignment], Turn]
+Script = Callable[[Assignment], Behavior]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ Duration = float | LogNormal
 
 @dataclass(frozen=True)
 class RandomScript:
-    """A script that samples a turn for each assignment, from the seed, the round and the device's name.
+    """A script that samples a behavior for each assignment, from the seed, the round and the device's name.
 
     A download and an upload also take the time of their bytes, at `down_bytes_s` and `up_bytes_s` bytes per second
     (0: no limit). `lost_assignments`, `lost_replies` and `failing` are probabilities.
@@ -173,11 +173,11 @@ class RandomScript:
     lost_replies: float = 0.0
     failing: float = 0.0
 
-    def __call__(self, assignment: Assignment) -> Turn:
+    def __call__(self, assignment: Assignment) -> Behavior:
         key = derive(Key(self.seed), "turn", within_run(assignment.assignment_id))
         upload_s = _sample(self.upload, derive(key, "upload"))
         draw = random.Random(seed63(derive(key, "luck"))).random()
-        return Turn(
+        return Behavior(
             download_s=_sample(self.download, derive(key, "download"))
             + transfer_s(self.down_bytes_s, sum(part.length for part in assignment.parts)),
             compute_s=_sample(self.compute, derive(key, "compute")),
@@ -210,10 +210,10 @@ class Work(Protocol):
     Each assignment begins once, unless the device crashes before its work is done.
     """
 
-    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
-        """Begin to work on a delivered assignment, and return its turn, whose times the work may change."""
+    def begin(self, delivery: Delivery, behavior: Behavior) -> Behavior:
+        """Begin to work on a delivered assignment, and return the behavior, whose times the work may change."""
 
-    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+    def finish(self, delivery: Delivery, behavior: Behavior) -> ReplyWithParts:
         """Return the reply. The fleet calls this when the work is done on its clock, in the order of the clock."""
 
 
@@ -234,11 +234,11 @@ class SyntheticUpdates:
     sequence: int = 0
     _payloads: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
-    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
-        """Return the turn unchanged."""
-        return turn
+    def begin(self, delivery: Delivery, behavior: Behavior) -> Behavior:
+        """Return the behavior unchanged."""
+        return behavior
 
-    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+    def finish(self, delivery: Delivery, behavior: Behavior) -> ReplyWithParts:
         """Return a reply with one frame for each segment, or with an evaluation alone."""
         assignment = delivery.assignment
         self.sequence += 1
@@ -311,19 +311,19 @@ class TrainingWork:
     _pending: PendingReply | None = field(init=False, default=None)
     _withdrawn: list[UpdateId] = field(init=False, default_factory=list)
 
-    def begin(self, delivery: Delivery, turn: Turn) -> Turn:
-        """Train for an assignment; return its turn with the seconds that the training took."""
+    def begin(self, delivery: Delivery, behavior: Behavior) -> Behavior:
+        """Train for an assignment; return the behavior with the seconds that the training took."""
         if self._pending is None or self._pending.assignment_id != delivery.assignment.assignment_id:
             self._withdraw()
-            self._pending = self._train(delivery, turn.download_s)
-        return replace(turn, compute_s=self._pending.duration_s)
+            self._pending = self._train(delivery, behavior.download_s)
+        return replace(behavior, compute_s=self._pending.duration_s)
 
-    def finish(self, delivery: Delivery, turn: Turn) -> ReplyWithParts:
+    def finish(self, delivery: Delivery, behavior: Behavior) -> ReplyWithParts:
         """Return the reply to an assignment, and record how long its encoding and upload take."""
-        self.begin(delivery, turn)
+        self.begin(delivery, behavior)
         pending, self._pending = self._pending, None
         assert pending is not None
-        self.handler.mark_delivered(pending.reply, turn.encode_s + turn.sending_s(len(pending.body)))
+        self.handler.mark_delivered(pending.reply, behavior.encode_s + behavior.sending_s(len(pending.body)))
         return pending.reply, pending.body
 
     def _train(self, delivery: Delivery, download_s: float) -> PendingReply:

@@ -19,7 +19,7 @@ from thinwire.core.fleet import SECURE_PARTS, Arrival, Delivery, Envelope, Hello
 from thinwire.core.protocol import without_facts
 from thinwire.core.types import Assignment, Failure, PhaseReply, Timings
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
-from thinwire.simulation.scripted_device import OutboxEntry, ScriptedDevice, Turn
+from thinwire.simulation.scripted_device import Behavior, OutboxEntry, ScriptedDevice
 
 
 @dataclass(frozen=True)
@@ -162,39 +162,40 @@ class ScriptedFleet(LocalFleet):
         self._after(0.0, ScriptedFleet._pull, device)
 
     def _begin(self, device: ScriptedDevice, delivery: Delivery) -> None:
-        assignment, turn = delivery.assignment, device.turn(delivery.assignment)
-        if turn.lost == "assignment":
+        assignment, behavior = delivery.assignment, device.choose_behavior(delivery.assignment)
+        if behavior.lost == "assignment":
             return
         if not device.receive(assignment):
             self._fail(device, assignment, "need-plan", "")
             return
-        device.busy, turn = True, device.work.begin(delivery, turn)
-        self._after(turn.download_s + turn.compute_s + turn.encode_s, ScriptedFleet._end_work, device, delivery, turn)
+        device.busy, behavior = True, device.work.begin(delivery, behavior)
+        work_s = behavior.download_s + behavior.compute_s + behavior.encode_s
+        self._after(work_s, ScriptedFleet._end_work, device, delivery, behavior)
 
-    def _end_work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
+    def _end_work(self, device: ScriptedDevice, delivery: Delivery, behavior: Behavior) -> None:
         """End the work on an assignment: make its reply, or the failure that the script gives."""
         assert device.link is not None
         assignment, device.busy = delivery.assignment, False
         self._after(0.0, ScriptedFleet._pull, device)
         if assignment.assignment_id in device.link.cancelled():
             return
-        if turn.failure is not None:
-            self._fail(device, assignment, *turn.failure)
+        if behavior.failure is not None:
+            self._fail(device, assignment, *behavior.failure)
             return
-        header, body = device.work.finish(delivery, turn)
+        header, body = device.work.finish(delivery, behavior)
         assert not isinstance(header, PhaseReply), "no script has a secure round"
         if isinstance(header, Failure):
             self._fail(device, assignment, header.kind, header.text)
             return
-        timings = Timings(turn.download_s, 0.0, 0.0, turn.compute_s, turn.encode_s)
+        timings = Timings(behavior.download_s, 0.0, 0.0, behavior.compute_s, behavior.encode_s)
         if header != without_facts(header):  # a protected reply has no times
             header = replace(header, timings=timings)
-        entry = device.outbox[assignment.assignment_id] = OutboxEntry(delivery, turn, header, body)
+        entry = device.outbox[assignment.assignment_id] = OutboxEntry(delivery, behavior, header, body)
         self._begin_upload(device, entry)
 
     def _begin_upload(self, device: ScriptedDevice, entry: OutboxEntry) -> None:
         """Begin the upload of a reply, unless it is lost."""
-        if entry.turn.lost != "reply":
+        if entry.behavior.lost != "reply":
             device.busy = not device.overlaps
             self._upload(device, entry)
 

@@ -22,7 +22,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import ReplyHeader
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 from thinwire.store import RunRow, Store
 
 T = TypeVar("T", bound=Event)
@@ -89,6 +89,6 @@ def _act(
 
 
 def _answer(link: Link, delivery: Delivery, made: SyntheticUpdates, bundle: Path) -> None:
-    reply, body = made.finish(delivery, Turn())
+    reply, body = made.finish(delivery, Behavior())
     bundle.write_bytes(body)
     link.push(reply, bundle if isinstance(reply, ReplyHeader) and body else None)

@@ -34,7 +34,7 @@ from thinwire.core.invitation import Invitation
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, ReplyHeader, Vector
 from thinwire.server.submit import FirstModel, submit
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 from thinwire.store import Store
 from thinwire.store.spool import UNREADABLE
 from thinwire.transport.device.enroll import join
@@ -134,7 +134,7 @@ class Devices:
                         pass  # its round stays open
                     assignment_id = delivery.assignment.assignment_id
                     reply, body = replied.setdefault(
-                        assignment_id, replied.get(assignment_id) or made.finish(delivery, Turn())
+                        assignment_id, replied.get(assignment_id) or made.finish(delivery, Behavior())
                     )
                     bundle = self._folder(name) / "update"
                     bundle.write_bytes(body)

@@ -16,7 +16,7 @@ from thinwire.core.events import ModelStored
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Part, Reply, ReplyHeader
 from thinwire.server.model_store import Versions
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 
 LAYOUT = Layout.build(
     [
@@ -35,8 +35,8 @@ class Sensing(SyntheticUpdates):
 
     buffers: list[float] = field(default_factory=list)
 
-    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, behavior)
         if not isinstance(header, ReplyHeader) or not header.parts:
             return header, body
         sent = encode_buffers(LAYOUT, np.array(self.buffers, np.float32))

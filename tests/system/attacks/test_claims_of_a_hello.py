@@ -18,7 +18,7 @@ from thinwire.core.events import ClientFailed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import TaskReport
 from thinwire.core.types import ReplyHeader
 from thinwire.server.policy.eligibility import mismatch
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 from thinwire.store.device_profiles import DeviceProfiles, line
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, pack
@@ -80,8 +80,8 @@ def test_figures_of_a_link_are_finite() -> None:
 class Naming(SyntheticUpdates):
     """Names the codec of its update at great length."""
 
-    def finish(self, delivery: Any, turn: Turn) -> Any:
-        reply, body = super().finish(delivery, turn)
+    def finish(self, delivery: Any, behavior: Behavior) -> Any:
+        reply, body = super().finish(delivery, behavior)
         return (replace(reply, codec="c" * 90_000) if isinstance(reply, ReplyHeader) else reply), body
 
 

@@ -18,7 +18,7 @@ from thinwire.cli.runs.render import clipping
 from thinwire.core.events import Evaluated, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, Metrics, Reply, ReplyHeader
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 from thinwire.store import Store
 from thinwire.store.journal import to_json
 
@@ -33,8 +33,8 @@ class Saying(SyntheticUpdates):
 
     says: Callable[[Assignment], Metrics] = lambda assignment: {}
 
-    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, behavior)
         assert isinstance(header, ReplyHeader)
         header.metrics.update(self.says(delivery.assignment))  # type: ignore[attr-defined]  # MadeUp's is a dict
         return header, body
@@ -107,8 +107,8 @@ def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path
 class Only(Saying):
     """Says these metrics and no others, of the last model too; without any it has no test data."""
 
-    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = SyntheticUpdates.finish(self, delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> tuple[Reply, bytes]:
+        header, body = SyntheticUpdates.finish(self, delivery, behavior)
         assert isinstance(header, ReplyHeader)
         return replace(header, metrics=self.says(delivery.assignment)), body
 

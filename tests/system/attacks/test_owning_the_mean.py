@@ -15,7 +15,7 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.serialization import MAX_EXAMPLES
 from thinwire.core.types import Reply, ReplyHeader
 from thinwire.server.model_store import Versions
-from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.simulation import Behavior, SyntheticUpdates
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Boasting(SyntheticUpdates):
 
     a: float = 0.0
 
-    def finish(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
-        header, body = super().finish(delivery, turn)
+    def finish(self, delivery: Delivery, behavior: Behavior) -> tuple[Reply, bytes]:
+        header, body = super().finish(delivery, behavior)
         assert isinstance(header, ReplyHeader)
         return (replace(header, a=self.a) if self.a and header.parts else header), body
 

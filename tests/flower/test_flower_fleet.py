@@ -49,7 +49,7 @@ class TestFlowerFleet(FleetLaws):
         with ThreadPoolExecutor() as threads:
             waiting = threads.submit(link.pull, 5.0)
             polled(setting.fleet, ClientConnected)
-            until(lambda: setting.fleet._presence.of("pi-1").turn)
+            until(lambda: setting.fleet._presence.of("pi-1").pull_epoch)
             setting.fleet.send([STOP])
             assert waiting.result() is None, "it holds it"
         assert [(one.device, one.assignment.kind) for one in setting.fleet.delivered()] == [("pi-1", "stop")]

@@ -91,7 +91,7 @@ def test_a_device_tells_what_it_has_become_while_a_pull_waits(here: Place) -> No
     got: list[Delivery | None] = []
     waiting = threading.Thread(target=lambda: got.append(link.pull(PATIENCE_S)))
     waiting.start()
-    until(lambda: (connection := here.fleet._presence.of("pi-1")) and connection.turn)
+    until(lambda: (connection := here.fleet._presence.of("pi-1")) and connection.pull_epoch)
     link.hello(replace(said, versions={**said.versions, "task": "2.0"}))
     assert polled(here.fleet, ClientConnected).hello.versions["task"] == "2.0"
     assert got == []
@@ -140,7 +140,7 @@ def test_a_device_that_is_renamed_while_it_waits_for_work_comes_by_its_new_name_
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        until(lambda: (connection := here.fleet._presence.of("pi-1")) and connection.turn)
+        until(lambda: (connection := here.fleet._presence.of("pi-1")) and connection.pull_epoch)
         rename(here, pi_1="lab-1")
         came = list[Arrival]()  # both may come in one poll
         for _ in range(2):

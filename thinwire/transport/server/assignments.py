@@ -79,7 +79,7 @@ class PullRoute:
         if connection is None or connection.must_register or connection.hello.process != pull.process:
             raise ApiError(401, "hello", "this process has not said hello here")
         self._presence.listen(connection, request.wire)
-        connection.turn += 1
+        connection.pull_epoch += 1
         self._mailbox.record_in_flight(connection.device, pull.in_flight, self._clock.wall())
         with self._presence.call(row.name, waits=True):
             outstanding, withdrawn = await self._wait(request, connection, min(max(pull.wait_s, 0.0), self._most_s))
@@ -94,14 +94,14 @@ class PullRoute:
 
         A newer pull of the same process ends this wait.
         """
-        loop, turn = asyncio.get_running_loop(), connection.turn
+        loop, pull_epoch = asyncio.get_running_loop(), connection.pull_epoch
         until = loop.time() + wait_s
         while True:
             if self.closing:
                 raise ApiError(503, "closing", "the aggregator is closing", retry_after_s=1.0)
             if not request.wire.open:
                 raise ConnectionClosed
-            if connection.turn != turn:
+            if connection.pull_epoch != pull_epoch:
                 return None, []
             outstanding = self._mailbox.next_for(connection.device, self._clock.wall())
             withdrawn = self._mailbox.withdrawn(connection.device)

@@ -23,9 +23,10 @@ class DeviceConnection:
     """Holds a live process of a device.
 
     `last_seen_at` is the time of its last request. `served_at` is the time of the last response, which proves nothing
-    about the device. Both are monotonic seconds. `calls` counts its requests in progress, `turn` its pulls. `protocol`
-    is the version negotiated at registration, `key` the fingerprint of its key. `must_register` is True if it must
-    register again before its next pull. `woken` is set when a waiting pull must look again.
+    about the device. Both are monotonic seconds. `calls` counts its requests in progress. A waiting pull ends when
+    `pull_epoch` changes, as at the next pull. `protocol` is the version negotiated at registration, `key` the
+    fingerprint of its key. `must_register` is True if it must register again before its next pull. `woken` is set when
+    a waiting pull must look again.
     """
 
     device: str
@@ -34,7 +35,7 @@ class DeviceConnection:
     wire: Connection
     served_at: float = 0.0
     calls: int = 0
-    turn: int = 0
+    pull_epoch: int = 0
     protocol: int = PROTOCOL
     key: str = ""
     must_register: bool = False
@@ -83,14 +84,14 @@ class Presence:
         """Remove the process of a device, and wake its waiting pull, which then finds out."""
         if connection := self._online.pop(device, None):
             self._state.set_offline(device)
-            connection.turn += 1
+            connection.pull_epoch += 1
             connection.woken.set()
 
     def require_registration(self) -> None:
         """Make every device register again at its next pull, without reporting it as offline."""
         for connection in self._online.values():
             connection.must_register = True
-            connection.turn += 1
+            connection.pull_epoch += 1
             connection.woken.set()
 
     def renamed(self, rows: Iterable[DeviceRow]) -> None:
@@ -113,7 +114,7 @@ class Presence:
             self.listen(old, wire)
             return (before.tasks, before.versions, before.has) != (hello.tasks, hello.versions, hello.has)
         if old is not None:
-            old.turn += 1
+            old.pull_epoch += 1
             old.woken.set()
         now = self._clock.now()
         connection = DeviceConnection(hello.name, hello, now, wire, now, protocol=protocol, key=key)
@@ -185,6 +186,6 @@ class Presence:
     def _take_offline(self, connection: DeviceConnection, why: str, silent_s: float) -> None:
         del self._online[connection.device]
         self._state.set_offline(connection.device)
-        connection.turn += 1
+        connection.pull_epoch += 1
         connection.woken.set()
         self._on_offline(connection.device, why, silent_s)

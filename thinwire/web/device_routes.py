@@ -51,7 +51,7 @@ class NewInvitations(Body):
 
 
 @router.get("/devices")
-def listed(
+def devices_page(
     devices: DevicesDep, request: Request, response: Response, first: First = 0, count: Listed = MAX_LISTED
 ) -> list[models.Device]:
     """Return a page of the devices, by name. The header `Link` names the next page, if there is one."""
@@ -59,13 +59,13 @@ def listed(
 
 
 @router.get("/devices.csv", response_class=Response, include_in_schema=False)
-def listed_csv(devices: DevicesDep) -> Response:
+def devices_csv(devices: DevicesDep) -> Response:
     """Return all devices, by name."""
     return as_csv(devices.page(), models.Device, "devices")
 
 
 @router.get("/devices/{name}")
-def one(devices: DevicesDep, name: DeviceName) -> models.DevicePage:
+def device(devices: DevicesDep, name: DeviceName) -> models.DevicePage:
     """Return what is known of a device: its connection, its runs and its measures."""
     return devices.one(name)
 
@@ -168,6 +168,6 @@ def withdraw(store: StoreDep, number: Number, who: Who) -> models.Withdrawn:
 
 
 @router.get("/refusals")
-def refused(devices: DevicesDep) -> list[models.RefusedRequest]:
+def refusals(devices: DevicesDep) -> list[models.RefusedRequest]:
     """Return which requests the device API refused, and why."""
     return devices.refusals()

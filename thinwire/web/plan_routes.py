@@ -230,7 +230,7 @@ async def check(planning: PlanningDep, given: Given) -> PlanChecked:
 
 
 @router.post("/runs", status_code=202)
-async def begin(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> LeftCommand:
+async def start_run(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> LeftCommand:
     """Command a run of a plan; the aggregator makes it, and `/commands/{number}` tells its id or the refusal."""
     if not may_serve(settings.lock):
         raise Refused("no aggregator is running", "it makes the runs and drives them", settings.start_command)

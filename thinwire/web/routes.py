@@ -175,7 +175,7 @@ def runs(
 
 
 @router.get("/groups")
-def swept(settings: SettingsDep) -> list[schemas.Group]:
+def sweep_groups(settings: SettingsDep) -> list[schemas.Group]:
     """Return the groups of runs that sweeps have made."""
     found = groups(settings.lock.parent / SWEEPS) if settings.lock else []
     return [schemas.Group(name=g.name, task=g.task, done=g.done, runs=g.runs, at=g.at) for g in found]

@@ -150,7 +150,7 @@ router = APIRouter(prefix=API, responses=PROBLEMS)
 
 
 @router.get("/run-list.csv", response_class=Response, include_in_schema=False)
-def list_csv(
+def run_list_csv(
     reader: RunListDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
     descending: bool = True,
 ) -> Response:  # fmt: skip
@@ -160,7 +160,7 @@ def list_csv(
 
 
 @router.get("/run-list")
-def listed(
+def run_list(
     reader: RunListDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
     descending: bool = True, first: First = 0, count: Count = 50,
 ) -> RunList:  # fmt: skip
@@ -204,14 +204,14 @@ Metric = Annotated[str, Query(max_length=80)]
 
 
 @router.get("/compare.csv", response_class=Response, include_in_schema=False)
-def compared_csv(store: StoreDep, runs: RunIds, metric: Metric = "") -> Response:
+def compare_csv(store: StoreDep, runs: RunIds, metric: Metric = "") -> Response:
     """Return the figures of up to eight runs side by side."""
     document = compare_runs(store, _ids(runs), metric).document()
     return text_of([*document["rows"], *document["apart"]], [], "comparison")
 
 
 @router.get("/compare")
-def compared(store: StoreDep, runs: RunIds, metric: Metric = "", target: float | None = None) -> RunComparison:
+def compare(store: StoreDep, runs: RunIds, metric: Metric = "", target: float | None = None) -> RunComparison:
     """Return up to eight runs side by side, with their curves."""
     ids = _ids(runs)
     found: dict[str, Any] = compare_runs(store, ids, metric, target).document()

@@ -147,7 +147,7 @@ def _session(request: Request, confirmed_at: float | None = None) -> Session:
 
 
 @router.get("/session")
-def mine(request: Request) -> Session:
+def session(request: Request) -> Session:
     """Return who is logged in."""
     return _session(request)
 
@@ -172,7 +172,7 @@ async def confirm(
     return _session(request, time.time())
 
 
-@router.post("/session/password", name="change", response_model=Done)
+@router.post("/session/password", response_model=Done)
 async def change_password(
     request: Request, store: StoreDep, settings: SettingsDep, checks: ChecksDep, given: NewPassword
 ) -> Response:  # fmt: skip
@@ -193,20 +193,20 @@ async def change_password(
     return answer
 
 
-@router.get("/users", name="listed")
+@router.get("/users")
 def list_users(store: StoreDep) -> list[User]:
     """Return all users."""
     return [User.model_validate(row) for row in store.users.all()]
 
 
 @router.post("/users", status_code=201)
-def add(store: StoreDep, given: NewUser, who: Who) -> Done:
+def add_user(store: StoreDep, given: NewUser, who: Who) -> Done:
     """Add a user, who may log in from now on."""
     store.users.add(given.name, given.role, given.password, who)
     return Done(sentence=f"{given.name} may log in, with the role {given.role}.")
 
 
-@router.post("/users/{user}/{change}", name="change")
+@router.post("/users/{user}/{change}")
 def change_user(
     store: StoreDep, user: UserName, change: Literal["role", "reset", "disable", "enable"], given: Change, who: Who
 ) -> Done:  # fmt: skip
@@ -228,7 +228,7 @@ def change_user(
     return Done(sentence=f"{user} may log in again. The tokens from before stay revoked.")
 
 
-@router.get("/tokens", name="listed")
+@router.get("/tokens")
 def list_tokens(request: Request, store: StoreDep) -> list[Token]:
     """Return one's own tokens; for an admin those of all users."""
     person = visitor(request).person
@@ -237,7 +237,7 @@ def list_tokens(request: Request, store: StoreDep) -> list[Token]:
 
 
 @router.post("/tokens", status_code=201)
-def make(request: Request, store: StoreDep, given: NewToken) -> MadeToken:
+def make_token(request: Request, store: StoreDep, given: NewToken) -> MadeToken:
     """Make a token for a program; its secret is in this answer only."""
     person = visitor(request).person
     if person.user == MACHINE and given.days > MACHINE_DAYS:
@@ -249,7 +249,7 @@ def make(request: Request, store: StoreDep, given: NewToken) -> MadeToken:
 
 
 @router.post("/tokens/{number}/revoke")
-def revoke(request: Request, store: StoreDep, number: Number) -> Done:
+def revoke_token(request: Request, store: StoreDep, number: Number) -> Done:
     """Revoke a token: one's own, or as an admin that of any user."""
     person = visitor(request).person
     store.tokens.revoke(number, person.who, None if person.role == "admin" else person.user)
@@ -257,14 +257,14 @@ def revoke(request: Request, store: StoreDep, number: Number) -> Done:
 
 
 @router.get("/audit")
-def page(store: StoreDep, first: First = 0, count: Count = 50) -> AuditPage:
+def audit(store: StoreDep, first: First = 0, count: Count = 50) -> AuditPage:
     """Return actions on devices, users and tokens, and commands about runs, latest first."""
     total, rows = store.audit.rows(first, count)
     return AuditPage(total=total, first=first, rows=[AuditLine.model_validate(row) for row in rows])
 
 
 @router.get("/audit.csv", response_class=Response, include_in_schema=False)
-def as_file(store: StoreDep) -> Response:
+def audit_csv(store: StoreDep) -> Response:
     """Return the audit log."""
     rows = store.audit.rows(0, AUDIT_ROWS)[1]
     return as_csv([AuditLine.model_validate(row) for row in rows], AuditLine, "audit")

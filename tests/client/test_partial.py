@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.small_task import Aggregator, examples, linear, local_of, plan_of, task_of
 from tests.support.trained_elsewhere import Elsewhere
-from thinwire.client.device_info import ENCODE_BYTES_A_SECOND, UPLINK_SLOWDOWN, UplinkTimeEstimator
+from thinwire.client.assignment_context import ENCODE_BYTES_A_SECOND, UPLINK_SLOWDOWN, UplinkTimeEstimator
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import require_own_loop
 from thinwire.client.train import module as tensors

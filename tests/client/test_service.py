@@ -16,8 +16,8 @@ from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, pla
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import Device, serve, versions
+from thinwire.client.assignment_context import UplinkTimeEstimator
 from thinwire.client.calls import sent_line
-from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.personal_files import whole_model
 from thinwire.client.policy import Policy
 from thinwire.client.train.protocol import ClientInfo

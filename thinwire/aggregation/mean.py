@@ -1,6 +1,6 @@
 """The streaming weighted mean of updates and of buffers: each update is added as it arrives.
 
-Memory does not grow with the number of clients. With d_i = change_i / a_i from each client, p_i = examples_i / all
+Memory does not grow with the number of clients. With d_i = update_i / a_i from each client, p_i = examples_i / all
 examples and staleness discounts s_i:
 
     change = (sum_j p_j a_j) * sum_i p_i s_i d_i          (FedNova, Wang et al. 2020)

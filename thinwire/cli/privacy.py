@@ -1,6 +1,7 @@
-"""The commands of `thinwire privacy`: `plan` tells what a run would cost, `ledger` what was spent by whom on what,
-`report` what one run guarantees under which assumptions, as a signed document for a data-protection officer, which
-`verify` checks.
+"""Define the commands of `thinwire privacy`.
+
+`plan` shows what a run would cost, and `ledger` what was spent by whom on what. `report` prints what one run guarantees
+under which assumptions, as a signed document for a data-protection officer, which `verify` checks.
 
 `ledger settle` charges more. A restored aggregator does not know what was spent since its backup, and begins no private
 round of a population until a person has settled it (store/privacy_ledger.py).
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,9 @@ from thinwire.cli import console
 from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
 from thinwire.cli.plan import Clients, parameters_of
 from thinwire.cli.privacy_ledger import DELTA, document, run_text, show, summaries
+
+if TYPE_CHECKING:
+    from thinwire.store import Store
 
 app = typer.Typer(
     name="privacy", help="Privacy: what a run costs, what was spent by whom on what.", no_args_is_help=True
@@ -126,27 +130,10 @@ def settle(
     With --device, N is the number of rounds in which this device took part before it enrolled here: under an enrolment
     that was forgotten, at another aggregator, or with a ledger that it lost.
     """
-    from collections import Counter
-
     from thinwire.cli.local_state import opened, operator
-    from thinwire.core.errors import UsageError
-    from thinwire.privacy.accounting import costliest, releases_of
 
     with opened(home, read_only=False) as store:
-        rows, deltas = store.privacy.rows(), [_delta(row.plan) for row in store.runs(with_deleted=True)]
-        mine = [row for row in rows if row.population == population and row.count]
-        spent = Counter[str]()
-        for row in mine:
-            spent[row.release] += row.count
-        kinds = set(spent) or {row.release for row in rows if row.count}
-        kinds |= {one.to_json() for one in releases_of({release: 1} if release else {})}
-        charged = costliest(kinds, spent, rounds, min(deltas, default=DELTA)) if rounds else ""
-        if rounds and not charged:
-            raise UsageError(
-                f"--rounds {rounds} is no valid charge to {population!r}",
-                why="no release is in this ledger, so it is not known what one costs",
-                hint="a device that took part has it: thinwire client privacy --json; then give it as --release JSON",
-            )
+        charged = _release_to_charge(store, population, rounds, release)
         store.privacy.settle(population, rounds, charged, operator(), device)
     if json:
         console.document({"population": population, "rounds": rounds, "release": charged, "device": device})
@@ -156,6 +143,33 @@ def settle(
         console.line(
             f"{population} is settled: {rounds} releases are charged to every device; private rounds may begin"
         )
+
+
+def _release_to_charge(store: Store, population: str, rounds: int, release: str) -> str:
+    """Return the costliest of the population's releases and of `release`, as JSON; "" for no rounds.
+
+    A population without releases is charged the costliest of all populations. `UsageError` if there is none at all.
+    """
+    from collections import Counter
+
+    from thinwire.core.errors import UsageError
+    from thinwire.privacy.accounting import costliest, releases_of
+
+    rows, deltas = store.privacy.rows(), [_delta(row.plan) for row in store.runs(with_deleted=True)]
+    spent = Counter[str]()
+    for row in rows:
+        if row.population == population and row.count:
+            spent[row.release] += row.count
+    kinds = set(spent) or {row.release for row in rows if row.count}
+    kinds |= {one.to_json() for one in releases_of({release: 1} if release else {})}
+    charged = costliest(kinds, spent, rounds, min(deltas, default=DELTA)) if rounds else ""
+    if rounds and not charged:
+        raise UsageError(
+            f"--rounds {rounds} is no valid charge to {population!r}",
+            why="no release is in this ledger, so it is not known what one costs",
+            hint="a device that took part has it: thinwire client privacy --json; then give it as --release JSON",
+        )
+    return charged
 
 
 def _delta(plan: dict[str, Any]) -> float:

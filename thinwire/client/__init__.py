@@ -11,7 +11,7 @@ Read the files in this order:
     run_store       the states of all runs, and the plans that this device keeps
     personal        the layers that stay on the client: their values in training, and with which a run begins
     personal_files  what is kept of them after a run, and the whole model
-    assignment_context  one assignment with its keys, schedule, deadline and limits
+    assignment_context  one assignment with its keys, schedule, deadline and limits, and the expected upload time
     execute         the work of one assignment: load the model, evaluate, train, encode; make a first model
     payload         frames to vectors and back, for both directions
     executor        the task in this process or in a worker
@@ -24,7 +24,7 @@ Read the files in this order:
     privacy_ledger  what this device's data have spent of privacy, as durable lines
     booking         what such a line is about: a data set, and a release
     policy          the keys of the owner's policy
-    device_info     memory, cores, power, the price of the link, and how long an upload takes
+    device_info     memory, cores, power, the price of the link
     calls           repeat calls to the aggregator, send replies in the background, write the status file
     errors          an error as it leaves the device: its class and place, never its text
     task            a task as the command line names it and a hello reports it

@@ -1,12 +1,14 @@
 """The context of one assignment: its keys, schedule, deadline, progress and limits, for the work in client/execute.py.
 
 `AssignmentContext` also lets the executor carry out a request, and ends it at the owner's limit. `HandlerEnvironment`
-is what all assignments of a handler share: the files, the models and the clock of its machine.
+is what all assignments of a handler share: the files, the models and the clock of its machine. `UplinkTimeEstimator`
+estimates how long encoding and uploading will take, so that partial work ends early enough (`[local] partial`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from thinwire.client import payload
 from thinwire.client.calls import Say
-from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
 from thinwire.client.run_state import RunFolder, Write
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import TrainRequest, TrainResult
 from thinwire.client.train.schedule import REAL, Clock, Schedule
+from thinwire.core.formatting import p90
 from thinwire.core.prng import Key, derive
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import Assignment, Vector
+from thinwire.core.types import Assignment, ReplyHeader, Vector
 
 if TYPE_CHECKING:
     from thinwire.client.admission import WorkLimit
@@ -55,6 +57,57 @@ class HandlerEnvironment:
     clock: Clock = REAL
     may_stop: bool = True
     debug: bool = False
+
+
+MAX_TIMES = 20  # latest times of each codec, from which the next one is estimated
+ENCODE_BYTES_A_SECOND = 50e6  # of the model: a guess until the first encode, far below the speed of a small board
+UPLINK_SLOWDOWN = 4.0  # how much slower than the downlink the uplink is, as a guess until the first upload
+
+
+def _recent_times() -> defaultdict[str, deque[float]]:
+    return defaultdict(lambda: deque(maxlen=MAX_TIMES))
+
+
+@dataclass
+class UplinkTimeEstimator:
+    """Estimates the time of encoding and uploading in one run on this device, from the times that were measured before.
+
+    The times are kept in memory, so a new process begins with a guess.
+    """
+
+    encoding: defaultdict[str, deque[float]] = field(default_factory=_recent_times)  # codec -> seconds
+    sending: defaultdict[str, deque[float]] = field(default_factory=_recent_times)
+
+    def add_encode(self, header: ReplyHeader, commit_s: float) -> None:
+        """Record one encode and its commit, which took `commit_s` more."""
+        self.encoding[header.codec].append(header.timings.encode_s + commit_s)
+
+    def add_upload(self, header: ReplyHeader, upload_s: float) -> None:
+        """Record one upload in seconds."""
+        self.sending[header.codec].append(upload_s)
+
+    def min_s(self, codec: str) -> float:
+        """Return the least seconds that both took with this codec; 0 if that is not known."""
+        if codec not in self.encoding or codec not in self.sending:
+            return 0.0
+        return min(self.encoding[codec]) + min(self.sending[codec])
+
+    def estimate_s(self, codec: str, dense_bytes: int, assigned_bytes: int, download_s: float) -> float:
+        """Return the seconds to reserve after training: the p90 of both, or a guess that errs on the long side.
+
+        The guess is for a whole model of `dense_bytes`, on an uplink `UPLINK_SLOWDOWN` times slower than the downlink.
+        The downlink's speed is that of the assignment: `assigned_bytes` in `download_s`. The p90 of another codec is
+        used if it is larger than the guess.
+        """
+        upload_s = UPLINK_SLOWDOWN * download_s * dense_bytes / assigned_bytes if assigned_bytes else 0.0
+        encode_s = _expected(self.encoding, codec, dense_bytes / ENCODE_BYTES_A_SECOND)
+        return encode_s + _expected(self.sending, codec, upload_s)
+
+
+def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -> float:
+    if codec in known:
+        return p90(known[codec])
+    return max([guess, *(p90(seconds) for seconds in known.values())])
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The data set of a line in a device's privacy ledger, and the release in which it took part.
+"""Name the data set of a line in a device's privacy ledger, and the release in which it took part.
 
 A data set has a name that its owner gave it, and a path. Releases of one count for another if they share one of the
 two, or if one path is inside the other, because the smaller folder is a part of the larger one. Both may change, one

@@ -3,9 +3,7 @@
 Linux reports all of it except the metering, which NetworkManager knows. The owner's policy can set what is not
 measurable (`client.toml`, `power` and `link`).
 
-`DeviceInfoProbe` gives a hello its equipment, and skips small changes of free memory. `UplinkTimeEstimator` estimates
-the time that encoding and uploading will take from the times that they took before, so that training ends early enough
-(`[local] partial`).
+`DeviceInfoProbe` gives a hello its equipment, and skips small changes of free memory.
 """
 
 from __future__ import annotations
@@ -14,17 +12,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from thinwire.client.policy import Policy
 from thinwire.compression.native import cores
 from thinwire.core.equipment import Equipment
-from thinwire.core.formatting import p90
-from thinwire.core.types import ReplyHeader
 
 NETWORK_MANAGER_TIMEOUT_S = 5.0  # NetworkManager responds within milliseconds, or hangs
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.TYPE,GENERAL.STATE,GENERAL.METERED", "dev", "show")
@@ -195,54 +189,3 @@ def _field(text: str, name: str) -> str:
 def _kilobytes(text: str) -> int | None:
     number = text.strip().removesuffix("kB").strip()
     return int(number) * 1024 if number.isdigit() else None
-
-
-MAX_TIMES = 20  # latest times of each codec, from which the next one is estimated
-ENCODE_BYTES_A_SECOND = 50e6  # of the model: a guess until the first encode, far below the speed of a small board
-UPLINK_SLOWDOWN = 4.0  # how much slower than the downlink the uplink is, as a guess until the first upload
-
-
-def _recent_times() -> defaultdict[str, deque[float]]:
-    return defaultdict(lambda: deque(maxlen=MAX_TIMES))
-
-
-@dataclass
-class UplinkTimeEstimator:
-    """Estimates the time of encoding and uploading in one run on this device, from the times that were measured before.
-
-    The times are kept in memory, so a new process begins with a guess.
-    """
-
-    encoding: defaultdict[str, deque[float]] = field(default_factory=_recent_times)  # codec -> seconds
-    sending: defaultdict[str, deque[float]] = field(default_factory=_recent_times)
-
-    def add_encode(self, header: ReplyHeader, commit_s: float) -> None:
-        """Record one encode and its commit, which took `commit_s` more."""
-        self.encoding[header.codec].append(header.timings.encode_s + commit_s)
-
-    def add_upload(self, header: ReplyHeader, upload_s: float) -> None:
-        """Record one upload in seconds."""
-        self.sending[header.codec].append(upload_s)
-
-    def min_s(self, codec: str) -> float:
-        """Return the least seconds that both took with this codec; 0 if that is not known."""
-        if codec not in self.encoding or codec not in self.sending:
-            return 0.0
-        return min(self.encoding[codec]) + min(self.sending[codec])
-
-    def estimate_s(self, codec: str, dense_bytes: int, assigned_bytes: int, download_s: float) -> float:
-        """Return the seconds to reserve after training: the p90 of both, or a guess that errs on the long side.
-
-        The guess is for a whole model of `dense_bytes`, on an uplink `UPLINK_SLOWDOWN` times slower than the downlink.
-        The downlink's speed is that of the assignment: `assigned_bytes` in `download_s`. The p90 of another codec is
-        used if it is larger than the guess.
-        """
-        upload_s = UPLINK_SLOWDOWN * download_s * dense_bytes / assigned_bytes if assigned_bytes else 0.0
-        encode_s = _expected(self.encoding, codec, dense_bytes / ENCODE_BYTES_A_SECOND)
-        return encode_s + _expected(self.sending, codec, upload_s)
-
-
-def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -> float:
-    if codec in known:
-        return p90(known[codec])
-    return max([guess, *(p90(seconds) for seconds in known.values())])

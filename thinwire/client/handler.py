@@ -19,9 +19,8 @@ from pathlib import Path
 
 from thinwire.client import errors, execute, outbox, payload
 from thinwire.client.admission import AdmissionController
-from thinwire.client.assignment_context import AssignmentContext, HandlerEnvironment
+from thinwire.client.assignment_context import AssignmentContext, HandlerEnvironment, UplinkTimeEstimator
 from thinwire.client.calls import Say
-from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import FAILED, CannotReply
 from thinwire.client.execute import Begun, Result, Trained
 from thinwire.client.executor import Executor, InProcessExecutor

@@ -1,4 +1,4 @@
-"""Initial models that come through the dashboard: streamed to disk, only their header is read.
+"""Take initial models through the dashboard: stream each to disk, and read only its header.
 
 The aggregator checks such a model against the task's layout when its run starts. A file is named at random, and goes
 when it was not used for a day.
@@ -33,7 +33,7 @@ from thinwire.web.schemas import Answer
 
 NAME_BYTES: Final = 16
 UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was started with is removed
-EACH_S: Final = 3600.0
+CLEAN_EVERY_S: Final = 3600.0
 CHUNK_S: Final = 30.0  # until the next bytes of an upload
 LEAST_RATE: Final = 100_000  # bytes a second, over the whole upload
 MAX_AT_ONCE: Final = 2
@@ -186,4 +186,4 @@ async def remove_each_hour(lock: Path | None) -> None:
     while lock is not None:
         with contextlib.suppress(OSError):
             await run_in_threadpool(remove_unused, AggregatorHome(lock.parent).uploads, time.time())
-        await asyncio.sleep(EACH_S)
+        await asyncio.sleep(CLEAN_EVERY_S)

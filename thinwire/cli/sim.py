@@ -321,7 +321,7 @@ def _require_sense(plans: Sequence[RunPlan]) -> None:
     """Raise the errors of the first invalid plan of a sweep, before a run begins."""
     from thinwire.aggregation import codecs
     from thinwire.core.plan_rules import as_error
-    from thinwire.simulation.run import require_own_start
+    from thinwire.simulation.checks import require_own_start
 
     for plan in plans:
         require_own_start(plan)

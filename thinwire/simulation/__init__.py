@@ -3,6 +3,7 @@
 Read the files in this order:
 
     run             `simulate` and `run_scripted`: a plan over simulated clients, stored like any other run
+    checks          which plan, task and options are refused before the run begins
     local_fleet     assignments and replies between the aggregator and the clients, in one process
     client_pool     many clients in turn, by the code of real ones (client/handler.py)
     process_pool    the same work in several processes, to the same bits

@@ -12,13 +12,14 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from thinwire.aggregation import Reduction, ServerOptimizer, codecs, optimizers, reductions
-from thinwire.client.errors import as_thinwire_error, last_error
+from thinwire.client.errors import last_error
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
@@ -30,23 +31,28 @@ from thinwire.client.task import (
     report,
     require_own_loop,
 )
-from thinwire.client.task_check import metrics_of
-from thinwire.client.train.errors import BadSplit, BadUsage, note_signals, task_code
+from thinwire.client.train.errors import note_signals
 from thinwire.client.train.module import build, keep_generators
 from thinwire.client.train.protocol import ClientInfo
-from thinwire.core.errors import PlanError, TaskError, TooFewClients, UsageError
 from thinwire.core.events import ENDED, ClientFailed, Evaluated, Event, RoundClosed
 from thinwire.core.fleet import TaskReport
-from thinwire.core.formatting import counted
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import RunCommands, StopCommand
-from thinwire.server.policy.cohort import fewest_to_begin, wait_reason
 from thinwire.server.run import drive
 from thinwire.server.submit import FirstModel, submit, with_whole_id
+from thinwire.simulation.checks import (
+    require_data,
+    require_enough,
+    require_metrics,
+    require_one_process_for_secrets,
+    require_own_start,
+    require_same,
+    require_step_seconds,
+)
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.history import History, Progress, RunFailed, event_handler, is_interactive
 from thinwire.simulation.holdout import SimulatedHoldout
@@ -149,18 +155,6 @@ def _read(plan: RunPlan | Mapping[str, Any] | str | Path) -> RunPlan:
     return RunPlan.load(plan, codecs=codecs)
 
 
-def require_own_start(plan: RunPlan) -> None:
-    """Raise `PlanError` if the plan begins with another model than the task's, because there is no store to read it
-    from.
-    """
-    if plan.run.init not in ("", "device"):
-        raise PlanError(
-            f"[run] init = {plan.run.init!r} is not supported here",
-            why="such a simulation begins with the model that the task makes from the seed",
-            hint="thinwire sim PLAN without --sweep and --seeds; or leave [run] init out",
-        )
-
-
 def loaded(task: str | LoadedTask | Any, plan: RunPlan) -> LoadedTask:
     """Return the loaded task: from NAME=MODULE, or from an object with a task's functions."""
     if isinstance(task, LoadedTask):
@@ -196,20 +190,10 @@ def run_sim(
     plan and clients, that one is resumed instead.
     """
     require_processes(processes, task, debug)
-    if plan.secure.enabled and processes > 1:
-        raise UsageError(
-            f"secure rounds in {processes} processes",
-            why="the secrets of a client stay in the memory of one process",
-            hint="leave --processes out",
-        )
+    require_one_process_for_secrets(plan, processes)
     parse_split(client.split)
     plan = with_whole_id(store, plan)  # as the store has it, to find an unfinished run of the same plan
-    if step_s and (len(step_s) != clients or min(step_s) < 0):
-        raise UsageError(
-            f"step_s has {len(step_s)} values, or a negative one",
-            why=f"it holds the seconds of a step for each of {clients} clients",
-            hint=f"[0.1] * {clients}",
-        )
+    require_step_seconds(step_s, clients)
     require_same(plan, task)
     require_own_loop(plan, task)
     with contextlib.ExitStack() as stack:
@@ -231,13 +215,6 @@ def run_sim(
             model = FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters, made.fixed)
             run_id = submit(store, home, plan, model, source="sim", owned=stack)
         on_begin(run_id)
-        commands = CommandQueue(store.commands)
-
-        def stop() -> StopCommand:
-            if commands.answer_all("stop-run", run_id):
-                return "run"
-            return "after-round" if commands.was_commanded("stop-after-round", run_id) else None
-
         spool: FileSpool = state.spool(run_id) if state else InMemorySpool(temporary / "spool")
         clock, last_replied = resume_point(store, spool, run_id)
         if state:
@@ -262,64 +239,19 @@ def run_sim(
                 on_error(event, last_error(population.folder / event.device))
 
         row = drive(
-            run_id, store=store, fleet=fleet, home=home, clock=clock, commands=RunCommands(stop), on_event=observe,
-            holdout=holdout,
+            run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=observe, holdout=holdout,
+            commands=RunCommands(partial(stop_command, CommandQueue(store.commands), run_id)),
         )  # fmt: skip
         if state and row.status in ENDED:
             keep_personal_values(state.folder(run_id), run_id)
     return run_id
 
 
-def require_same(plan: RunPlan, task: LoadedTask) -> None:
-    """Raise `TaskError` if the plan trains another task than this one: no client would have it, so the run would
-    wait.
-    """
-    if task.name != plan.run.task:
-        raise TaskError(
-            f"the plan trains {plan.run.task!r}, and this is the code of {task.name!r}",
-            why="a client trains what it has code for, by its name",
-            hint=f"{plan.run.task}=MODULE, or [run] task = {task.name!r}",
-        )
-
-
-def require_enough(plan: RunPlan, population: ClientPopulation) -> None:
-    """Raise `TooFewClients` if a run would wait for more clients than there are, because no other client ever
-    connects.
-    """
-    if said := wait_reason(plan, [population.name(index) for index in range(population.count)], {}):
-        least = fewest_to_begin(plan)
-        other = "" if plan.server.reduce == "mean" else "another [server] reduce, or "
-        other += "fewer in [cohort] wait_for, clients and min_updates"
-        other = "[secure] enabled = false" if plan.secure.enabled else other
-        raise TooFewClients(
-            f"the run would wait for ever with {counted(population.count, 'simulated client')}",
-            why=said,
-            hint=f"--clients {least}, or {other}" if least > population.count else f"more --clients, or {other}",
-        )
-
-
-def require_data(task: LoadedTask, population: ClientPopulation) -> None:
-    """Raise the error of a split that the task's data do not allow, because then each client fails.
-
-    Any other error of the task's code is a failure of the client that runs it.
-    """
-    try:
-        with keep_generators(), task_code():
-            task.module.data(population.client_info(0))
-    except (BadSplit, BadUsage) as wrong:
-        raise as_thinwire_error(wrong) from wrong
-    except Exception:
-        return
-
-
-def require_metrics(plan: RunPlan, task: LoadedTask, population: ClientPopulation) -> None:
-    """Raise `PlanError` if the plan needs a metric that the first client does not report, because then no client
-    reports it.
-    """
-    if plan.unknown_metrics(()) and plan.run.evaluate == "clients":
-        known = metrics_of(task, population.client_info(0), plan)
-        if known is not None:
-            plan.require_metrics(known)
+def stop_command(commands: CommandQueue, run_id: str) -> StopCommand:
+    """Return the command to stop that a person has left for this run, None without one."""
+    if commands.answer_all("stop-run", run_id):
+        return "run"
+    return "after-round" if commands.was_commanded("stop-after-round", run_id) else None
 
 
 def withdraws_none(plan: RunPlan) -> bool:

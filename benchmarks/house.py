@@ -205,7 +205,7 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def is_riddle(docstring: str) -> bool:
-    """Tell whether a docstring begins with a word of `RIDDLES`.
+    """Return True if a docstring begins with a word of `RIDDLES`.
 
     >>> is_riddle("What was sent."), is_riddle("Send the update."), is_riddle("The same, for one segment.")
     (True, False, True)

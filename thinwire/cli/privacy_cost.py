@@ -1,4 +1,4 @@
-"""Tell what a private run of a plan costs a client, for `thinwire privacy plan` and `plan explain`.
+"""Compute and print what a private run of a plan costs a client, for `thinwire privacy plan` and `plan explain`.
 
 The noise follows from the plan, the number of parameters and, in distributed mode, the number of selected clients
 (`privacy.noise_plan`). No store is read, so what earlier runs of the population have spent is not in these figures.

@@ -180,7 +180,7 @@ class Model:
 
 @dataclass(frozen=True)
 class SumConfig:
-    """Says how the sum of a round reads and counts its updates.
+    """Configures how the sum of a round reads and counts its updates.
 
     `weights`: the examples of devices that earlier rounds counted, for means over all devices. `codec_of`: the codec of
     a reply, if devices have different ones. `counters`: the integer buffers of the base model. `steps_of`: the steps

@@ -343,7 +343,7 @@ class RoundRunner:
         self.additions.begin(header.update_id, lambda: self.aggregator.add(header, frames, discount))
 
     def _report_additions(self, wait_s: float) -> None:
-        """Tell the state machine which updates were aggregated or rejected; wait up to `wait_s` s for the next one."""
+        """Report aggregated and rejected updates to the state machine; wait up to `wait_s` s for the next one."""
         for outcome in self.additions.finished(wait_s):
             self.adding_s += outcome.seconds
             if handled_at := self._handled_at.pop(outcome.update_id, 0.0):  # else by an earlier process

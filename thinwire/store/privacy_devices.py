@@ -1,4 +1,4 @@
-"""This module tells which device has spent what in the privacy ledger, over all keys that it has had.
+"""This module computes which device has spent what in the privacy ledger, over all keys that it has had.
 
 The ledger stores a device as the fingerprint of its key. A device that leaves and joins again gets a new key, and its
 data are the same. At each registration it reports the earlier keys in its own ledger (`Hello.booked_keys`). From then

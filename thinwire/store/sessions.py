@@ -1,4 +1,4 @@
-"""Tell who uses the dashboard: sessions, the one-time codes that open one, and the roles of users.
+"""Identify who uses the dashboard: sessions, the one-time codes that open one, and the roles of users.
 
 A code is printed by a command on the aggregator's machine. Who can type it there reads and writes the state directory
 anyway, so its session is that of the user `machine`, an admin. Nobody is ever locked out.

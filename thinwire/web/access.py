@@ -1,4 +1,4 @@
-"""This module tells a route who sends the request and what it works on, and holds the least role of each route.
+"""This module gives a route its user and its store, and holds the least role of each route.
 
 The guard enforces the table of roles, and a route without a row is refused at the start. A person with a role may do
 all that the roles before it may: viewers read, operators direct runs and devices, admins revoke, delete and decide who

@@ -59,7 +59,7 @@ ZIP_LEVEL = 5  # of 1 to 9: from 6 on the time doubles for 2 %
 
 @pages.get("/healthz")
 async def health() -> dict[str, bool]:
-    """Tell a monitor that the dashboard answers."""
+    """Confirm to a monitor that the dashboard answers."""
     return {"ok": True}
 
 

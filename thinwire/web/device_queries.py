@@ -52,7 +52,7 @@ class SharedReads:
 
 
 class Devices:
-    """All queries of the devices page."""
+    """Reads the store for the pages of devices."""
 
     def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._lock = store, lock

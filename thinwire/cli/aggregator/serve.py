@@ -157,15 +157,15 @@ class Wanted:
         return Exposure(self.dashboard, self.dashboard_names, self.proxy)
 
 
-def tell_start() -> None:
-    """Tell a person at a terminal that something happens: what is imported first takes a second or two."""
+def note_start() -> None:
+    """Print at a terminal that the start has begun, because the imports take a second or two."""
     if sys.stderr.isatty():
         console.note("starting the aggregator ...")
 
 
 def serve_here(wanted: Wanted, home: Path | None) -> int:
     """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`, and return the exit code."""
-    tell_start()
+    note_start()
     from thinwire.core.clock import DOWN_SINCE, down_since_of, last_beat
     from thinwire.core.statedir import write_about
 
@@ -270,7 +270,7 @@ def serve_in_background(home: Path | None) -> int:
     if place.lock.exists():
         with _alone(place.lock, home):
             pass
-    tell_start()
+    note_start()
     log = place.root / SERVICE_LOG
     typed = options_of_this_command().without(*NOT_KEPT).words()
     # -P: the folder that the person is in may hold another thinwire/

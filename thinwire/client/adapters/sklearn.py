@@ -73,7 +73,7 @@ LOSSES = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """Says how an estimator becomes a task, and which parameters have an effect besides those that all kinds have."""
+    """Describes how an estimator becomes a task, and its parameters that have an effect besides those of all kinds."""
 
     classifies: bool
     by: str  # "sgd": partial_fit of a linear model, "mlp": partial_fit of a perceptron, "loop": Thinwire's own loop

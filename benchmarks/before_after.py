@@ -49,7 +49,7 @@ OWN = ("time", "memory")  # figures of every benchmark, which this one takes
 
 @dataclass
 class Side:
-    """One commit: its worktree, and each benchmark's figures, run by run."""
+    """Holds one commit: its worktree, and each benchmark's figures, run by run."""
 
     commit: str
     folder: Path

@@ -1,4 +1,4 @@
-"""What each codec costs beside a plain copy: 25.56 million float32 in ResNet-50's shapes, there and back.
+"""Measure what each codec costs beside a plain copy: 25.56 million float32 in ResNet-50's shapes, there and back.
 
     python -m benchmarks.codecs [--preset small|full] --json
 
@@ -45,7 +45,7 @@ SLOW_MS, SLOW_TRIES = 300, 3  # an encode that takes so long, on numpy's path, i
 
 @dataclass(frozen=True)
 class Preset:
-    """How much is measured; `share` of ResNet-50's tensors, from the first on. Paths other than the one that this
+    """Sets how much is measured: `share` of ResNet-50's tensors, from the first on. Paths other than the one that this
     processor takes, where they are measured, get normal values and one thread.
     """
 
@@ -74,7 +74,7 @@ def made(kind: str, size: int) -> Vector:
 
 
 def values_of(kind: str, layout: Layout) -> list[Vector]:
-    """Those of each segment."""
+    """Return the values of each segment."""
     x = made(kind, layout.size)
     return [x[segment.span] for segment in layout.segments]
 
@@ -111,7 +111,7 @@ def rows(preset: Preset) -> list[dict[str, Any]]:
 
 
 def figures(found: Sequence[dict[str, Any]], params: int) -> dict[str, float]:
-    """Of normal values, one thread, and the best path: what the limits are for."""
+    """Return the figures of normal values, one thread, and the best path: what the limits are for."""
     out = {"memcpy_gb_s": 8 * params / 1e6 / median(row["memcpy_ms"] for row in found), "l3_mb": l3_mb()}
     for row in found:
         if (row["data"], row["threads"], row["path"]) == ("normal", 1, found[0]["path"]):
@@ -122,7 +122,7 @@ def figures(found: Sequence[dict[str, Any]], params: int) -> dict[str, float]:
 
 
 def l3_mb() -> float:
-    """Of the third-level cache, as Linux tells it; 0 where it does not."""
+    """Return the megabytes of the third-level cache; 0 if Linux does not report them."""
     path = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
     return float(path.read_text().strip().rstrip("K")) / 1024 if path.exists() else 0.0
 

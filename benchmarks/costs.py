@@ -1,4 +1,4 @@
-"""What a client's work costs on this machine: a step, encoding an update, and one exchange with a real aggregator."""
+"""Measure what a client's work costs here: a step, encoding an update, and one exchange with a real aggregator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Costs:
         return cls(step_s, encode_s, exchange_s, given=True)
 
     def figures(self) -> dict[str, float]:
-        """As a benchmark's document has them."""
+        """Return the costs under the names that a benchmark's document has."""
         seconds = {"step_s": self.step_s, "encode_s": self.encode_s, "exchange_s": self.exchange_s}
         return {**seconds, "costs_given": float(self.given)}
 
@@ -63,7 +63,7 @@ def add_option(parser: ArgumentParser) -> None:
 
 
 def measured(task: str, plan: RunPlan, parameters: int) -> Costs:
-    """Of a plan's work with a task (NAME=MODULE) whose model has so many trained parameters."""
+    """Return the costs of a plan's work with a task (NAME=MODULE) whose model has so many trained parameters."""
     step_s, encode_s = _work(task, plan)
     return Costs(step_s, encode_s, _exchange(parameters))
 

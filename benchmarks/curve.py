@@ -35,7 +35,7 @@ class Point:
     counts: tuple[tuple[float, float], ...]
 
     def accuracy(self, client: int | None = None) -> float:
-        """Of all clients' test splits together, or of one's."""
+        """Return the accuracy on all clients' test splits together, or of one's."""
         counted = self.counts if client is None else self.counts[client : client + 1]
         return sum(correct for correct, _ in counted) / sum(examples for _, examples in counted)
 
@@ -57,7 +57,7 @@ class Curve:
         return fmean(point.accuracy(client) for point in counted or self.points[-1:])
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """When a version had this accuracy for the first time; None: never."""
+        """Return the seconds until a version first had this accuracy; None if none had."""
         return next((point.seconds for point in self.points if point.accuracy() >= accuracy), None)
 
 

@@ -1,4 +1,4 @@
-"""What many readers of the dashboard cost: answers, events, and the training of four runs at once.
+"""Measure what many readers of the dashboard cost: answers, events, and the training of four runs at once.
 
     python -m benchmarks.dashboard_load [--preset tiny|small|full] --json
 

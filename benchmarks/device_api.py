@@ -1,4 +1,4 @@
-"""What the device API costs over TLS: handshakes, requests, rounds, a day without work, and a restart.
+"""Measure what the device API costs over TLS: handshakes, requests, rounds, a day without work, and a restart.
 
     python -m benchmarks.device_api [--preset small|full] --json
 
@@ -48,7 +48,7 @@ PRESETS = {
 
 
 def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """One after the other at one device API; the restart last."""
+    """Measure one load after the other at one device API; the restart last."""
     rows, figures = list[dict[str, Any]](), dict[str, float]()
 
     def found(what: str, count: int, seconds: float, **more: float) -> None:

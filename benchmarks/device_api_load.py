@@ -1,6 +1,4 @@
-"""What devices and strangers do at a device API, and what it takes: handshakes, requests, rounds, a quiet day, a
-restart.
-"""
+"""Measure what devices and strangers cost a device API: handshakes, requests, rounds, a quiet day, a restart."""
 
 from __future__ import annotations
 
@@ -181,7 +179,7 @@ class Answering:
 
 @dataclass(frozen=True)
 class Poll:
-    """What one long poll that brings nothing costs its line: bytes inside TCP, and segments, both ways together."""
+    """Holds what one long poll that brings nothing costs its line: bytes inside TCP, and segments, both ways."""
 
     bytes: int
     segments: int
@@ -199,7 +197,7 @@ class Poll:
 
 
 def quiet_poll(api: ApiProcess, device: Devices, wait_s: float) -> Poll:
-    """One poll on a line that is open, as the device API counts its bytes and the kernel its segments."""
+    """Measure one poll on a line that is open, as the device API counts its bytes and the kernel its segments."""
     (link,) = device.links
     link.pull(0.0)
     line = link._pulling._line

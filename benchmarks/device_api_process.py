@@ -81,7 +81,7 @@ class Opened:
         return {}
 
     def restart(self) -> dict[str, Any]:
-        """What a restart is to the devices: every connection is gone, and nobody has said hello."""
+        """Close every connection and forget every hello, as a restart does, and return the new address."""
         port = int(self._fleet.address.rpartition(":")[2])
         self._fleet.close()
         self._fleet = self._opened(port)
@@ -116,7 +116,7 @@ class Opened:
 
 
 def _assign(number: int, device: str, part: Part) -> Assignment:
-    """As a round in the middle of a run selects: the device holds the plan, and its last update was aggregated."""
+    """Return an assignment in the middle of a run: the device has the plan, and its last update was aggregated."""
     model, layout = (hashlib.sha256(text.encode()).hexdigest() for text in (f"model {number}", "layout"))
     outcome = UpdateOutcome(UpdateId(RUN, device, number - 1), "aggregated", number - 1)
     return Assignment(

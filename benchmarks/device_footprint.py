@@ -1,4 +1,4 @@
-"""What our client takes of a device: memory and CPU without an assignment, time to start, and what is installed.
+"""Measure what our client takes of a device: memory and CPU without an assignment, time to start, installed bytes.
 
     python -m benchmarks.device_footprint [--preset small|full] --json
 
@@ -34,7 +34,7 @@ RUN = ("run.rounds=1", "cohort.wait_for=1", "local.steps=20")
 
 @dataclass(frozen=True)
 class Preset:
-    """How long a client without an assignment is watched, and how often it is started."""
+    """Sets how long a client without an assignment is watched, and how often it is started."""
 
     idle_s: float
     starts: int = 2
@@ -66,7 +66,7 @@ class Node:
         return pid, (at.connected_at or began) - began
 
     def until_idle(self, since: float) -> ClientStatus:
-        """What the client says when it is connected and has no assignment."""
+        """Return the status that the client reports when it is connected and has no assignment."""
         found: list[ClientStatus] = []
 
         def idle() -> bool:

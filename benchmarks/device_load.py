@@ -1,4 +1,4 @@
-"""What one hostile device costs the others: memory, waiting, and the processor for signatures that are refused.
+"""Measure what one hostile device costs the others: memory, waiting, and the processor for signatures that are refused.
 
     python -m benchmarks.device_load [--preset small|full|committed] --json
 
@@ -75,7 +75,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Line:
-    """How a stranger reaches the device API."""
+    """Connects a stranger to the device API."""
 
     url: str
     trust: Trust | None

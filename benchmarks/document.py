@@ -51,7 +51,7 @@ def note(text: str) -> None:
 
 
 def commit() -> str:
-    """Of the code that runs, "" outside a repository; with a plus where files differ from it."""
+    """Return the commit of the code that runs, with a plus if files differ from it; "" outside a repository."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What correcting the drift of devices whose data differ is worth: FedAvg, FedProx, SCAFFOLD and FedDyn on the digits.
+"""Measure the gain of correcting drift where data differ: FedAvg, FedProx, SCAFFOLD and FedDyn on the digits.
 
     python -m benchmarks.drift [--preset small|full] --json
 

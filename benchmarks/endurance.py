@@ -1,4 +1,4 @@
-"""What a long run costs the aggregator: time, memory and disk a client-round, and what a person waits for.
+"""Measure what a long run costs the aggregator: time, memory and disk a client-round, and what a person waits for.
 
     python -m benchmarks.endurance [--preset tiny|small|full] [--part live|long|real|sim] --json
 

@@ -1,4 +1,4 @@
-"""How every benchmark is started: `python -m benchmarks.NAME [--preset P] [--json]`, and what some of them add."""
+"""Start every benchmark: `python -m benchmarks.NAME [--preset P] [--json]`, and what some of them add."""
 
 from __future__ import annotations
 

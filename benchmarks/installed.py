@@ -1,4 +1,4 @@
-"""What a distribution and all that it requires take up, as they are installed here: no package index is queried."""
+"""Measure the bytes of a distribution and all that it requires, as installed here: no package index is queried."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def required(name: str, extras: Iterable[str] = ()) -> dict[str, Distribution]:
 
 
 def installed_bytes(found: Distribution) -> int:
-    """Of all its files, bytecode that was compiled when it was installed included; ours is often only linked to."""
+    """Return the bytes of all its files, with the bytecode that was compiled at its installation."""
     files = {Path(str(found.locate_file(file))).resolve() for file in found.files or ()}
     if canonicalize_name(found.name) == "thinwire":
         files |= {path for path in OURS.rglob("*") if path.suffix != ".pyc"}

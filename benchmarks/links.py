@@ -52,7 +52,7 @@ PRESETS = {"tiny": Preset(1, 3), "small": Preset(2, 20), "full": Preset(5, 20)}
 
 
 def plan_of(uplink: str, rounds: int, seed: int) -> RunPlan:
-    """What differs is the codec of the updates: one for all, or each device's rung of the ladder."""
+    """Return the plan with the codec of the updates: one for all, or each device's rung of the ladder."""
     codec = {"ladder": list(LADDER)} if uplink == ALL else {"codec": uplink}
     return RunPlan.from_json({
         "run": {"task": "digits", "rounds": rounds, "seed": seed, "evaluate": "off", "keep": "all"},
@@ -64,7 +64,7 @@ def plan_of(uplink: str, rounds: int, seed: int) -> RunPlan:
 
 
 def devices_of(costs: Costs, seed: int) -> Devices:
-    """One client a link; costs are this machine's."""
+    """Return one client for each link; costs are this machine's."""
 
     def device(training: Training, index: int, mbps: float, rtt_s: float) -> ScriptedDevice:
         byte_s = LogNormal(8 * SIZE / (mbps * 1e6), WAVERS)
@@ -81,7 +81,7 @@ def devices_of(costs: Costs, seed: int) -> Devices:
 
 
 def measure(preset: Preset, costs: Costs, workers: int) -> list[dict[str, Any]]:
-    """One row a codec and seed; seeds side by side, to the same figures."""
+    """Return one row for each codec and seed; seeds side by side, to the same figures."""
     cells, rows = [(preset.rounds, costs, seed) for seed in range(1, preset.seeds + 1)], list[dict[str, Any]]()
     if preset.seeds == 1:  # sooner here than other processes have imported torch
         return [row for cell in cells for row in told(measure_seed(*cell))]

@@ -1,4 +1,4 @@
-"""What the mailbox and Flower's LinkState cost the aggregator for each assignment and its reply.
+"""Measure what the mailbox and Flower's LinkState cost the aggregator for each assignment and its reply.
 
     python -m benchmarks.mailbox [--preset small|full] --json
 

@@ -91,7 +91,7 @@ class Echo:
 
 
 def serve(url: str, name: str, folder: Path, shapes: dict[str, Shape]) -> None:
-    """Until the process is ended."""
+    """Serve the aggregator until the process is ended."""
     folder.mkdir(parents=True, exist_ok=True)
     echoes = {task: Echo(shape, folder) for task, shape in shapes.items()}
     tasks = tuple(TaskReport(task, layout_digest=echo.layout.digest, codecs=(CODEC,)) for task, echo in echoes.items())

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Made:
-    """What one run cost. A round's seconds are counted from its opening to the opening of the next one."""
+    """Holds what one run cost. A round's seconds are counted from its opening to the opening of the next one."""
 
     seconds: list[float]
     requests: float

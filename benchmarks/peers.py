@@ -1,4 +1,4 @@
-"""The same encode beside what a user would take instead: torch's hooks, plain torch, plain numpy; in one run, by turns.
+"""Compare one encode with what a user would take instead: torch's hooks, plain torch, plain numpy; by turns.
 
     python -m benchmarks.peers [--preset small|full] --json
 
@@ -170,7 +170,7 @@ def rows(preset: Preset, specs: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def figures(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of normal values; with " 2" behind the name on two threads."""
+    """Return the figures of normal values; with " 2" behind the name on two threads."""
     out: dict[str, float] = {}
     for own in found:
         if own["who"] != OURS or own["data"] != "normal":

@@ -1,4 +1,4 @@
-"""What a user of plain numpy would write, in a line or two each."""
+"""Encode as a user of plain numpy would write it, in a line or two for each method."""
 
 from __future__ import annotations
 

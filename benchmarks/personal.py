@@ -1,4 +1,4 @@
-"""What personal layers are worth where labels differ: FedAvg, FedBN, FedPer and both, by client and its own labels.
+"""Measure the gain of personal layers where labels differ: FedAvg, FedBN, FedPer and both, by client and its labels.
 
     python -m benchmarks.personal [--preset tiny|small|full] [--cells FILE] --json
 
@@ -59,7 +59,7 @@ GLOBS: Mapping[str, tuple[str, ...]] = {FEDAVG: (), FEDBN: (NORM,), FEDPER: (HEA
 
 
 class Mlp(nn.Module):
-    """One hidden layer with batch normalization."""
+    """A network with one hidden layer with batch normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ PRESETS = {"tiny": Preset(("digits",), 1, 4), "small": Preset(EACH, 1, 12), "ful
 
 @functools.cache  # all clients of a process have the same
 def common_test_set() -> NDArray[np.bool_]:
-    """Whether each of the digits is one of the test set: of each label the same share, the same in every run."""
+    """Return for each of the digits if it is in the test set: of each label the same share, the same in every run."""
     labels, chosen = digits.read_digits()[1], np.random.default_rng(0).permutation
     found = np.zeros(len(labels), bool)
     for label in range(CLASSES):
@@ -179,7 +179,7 @@ def measure(preset: Preset, workers: int, kept: Path | None = None) -> list[dict
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What the rows come to."""
+    """Return the figures that follow from the rows."""
     of = defaultdict[tuple[str, str], dict[int, list[float]]](lambda: defaultdict(list))
     for row in rows:
         of[row["model"], row["method"]][row["seed"]].append(row["accuracy"])

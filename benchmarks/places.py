@@ -1,4 +1,4 @@
-"""What the places of the largest values cost, in bits a parameter, beside the entropy of so many places of so many."""
+"""Compare what the places of the largest values cost, in bits a parameter, with the entropy of so many places."""
 
 from __future__ import annotations
 

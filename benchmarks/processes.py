@@ -22,7 +22,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """What they start ends with them, even in a session of its own. Their output goes to FOLDER/NAME.log."""
+    """Starts processes, and ends them with all that they started. Their output goes to FOLDER/NAME.log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class Processes:
         return self._started[name].pid
 
     def running(self, pid: int) -> bool:
-        """Whether the process that was started with this id goes on."""
+        """Return True if the process that was started with this id goes on."""
         return any(process.pid == pid and process.poll() is None for process in self._started.values())
 
     def ended(self, pid: int, within_s: float) -> None:

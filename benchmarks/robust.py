@@ -46,7 +46,7 @@ NAMES = ("task", "split", "attack", "reduce", "seed", "rounds")  # of a run
 
 @dataclass(frozen=True)
 class Preset:
-    """What is run: `reductions` are those of each task."""
+    """Sets what is run: `reductions` are those of each task."""
 
     reductions: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"digits": PLAIN})
     splits: Sequence[str] = (IID,)
@@ -93,7 +93,7 @@ def _cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What the rows come to."""
+    """Return the figures that follow from the rows."""
     of = {name: [row for row in rows if row["what"] == name] for name in ("accuracy", "seconds", "memory")}
     plain = {
         (row["task"], row["split"], row["seed"]): row["accuracy"]

@@ -1,4 +1,4 @@
-"""One simulated run with hostile clients, for `benchmarks.robust`.
+"""Run one simulation with hostile clients, for `benchmarks.robust`.
 
 Hostile clients know the honest updates of their round, as ALIE and IPM suppose it. `Attacked` therefore stands before
 the reduction and replaces the rows of hostile clients. Label flip and backdoor are in their data, as they would be on a
@@ -73,7 +73,7 @@ class Mean(CoordinateWise):
 
 
 def is_hostile(client: str) -> bool:
-    """Whether a simulated client, sim-0 .. sim-19, is one of the hostile ones."""
+    """Return True if a simulated client, sim-0 .. sim-19, is one of the hostile ones."""
     return int(client.rpartition("-")[2]) < HOSTILE
 
 

@@ -1,4 +1,4 @@
-"""What a round costs beside training: ours and Flower's own, with nobody training, on one machine in one run.
+"""Measure what a round costs beside training: ours and Flower's own, with nobody training, on one machine in one run.
 
     python -m benchmarks.round_overhead [--preset small|full] --json
 

@@ -91,7 +91,7 @@ class _Grid:
         self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in self.nodes}
 
     def context(self) -> Any:
-        """What the stages read of a LegacyContext: records, a strategy, a history, and who is there."""
+        """Return what the stages read of a LegacyContext: records, a strategy, a history, and who is there."""
         records = RecordDict(
             {
                 MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: 1}),

@@ -1,4 +1,4 @@
-"""One case of `benchmarks.secure_sum`, and the meter of process CPU and memory that both of its sides use."""
+"""Measure one case of `benchmarks.secure_sum`, and the meter of process CPU and memory that both of its sides use."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ CORRUPT = DROPOUT = 0.3  # what the terms of our rounds withstand; the threshold
 
 @dataclass(frozen=True)
 class Case:
-    """One secure round of `clients` clients and `params` parameters. `dropout` is the share of clients that are lost
-    after they have sent their shares. What follows is of ours only.
+    """Holds one secure round of `clients` clients and `params` parameters.
+
+    `dropout` is the share of clients that are lost after they have sent their shares. What follows is of ours only.
     """
 
     clients: int
@@ -82,7 +83,7 @@ class Meter:
 
 
 def row_of(case: Case, keys: Meter, vector: Meter, server: Meter, uplink: int, threshold: int) -> dict[str, Any]:
-    """What one round says of one side: seconds of process CPU, bytes, and memory in models of float32."""
+    """Return the row of one side in a round: seconds of process CPU, bytes, and memory in models of float32."""
     model = 4 * case.params
     return {
         "client_cpu_s": keys.cpu_s + vector.cpu_s,

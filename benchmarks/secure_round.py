@@ -1,4 +1,4 @@
-"""What secure aggregation adds to the time of a round: the same plan plain and secure, by turns, on real processes.
+"""Measure what secure aggregation adds to the time of a round: one plan plain and secure, by turns, on real processes.
 
     python -m benchmarks.secure_round [--preset tiny|small|full] --json
 

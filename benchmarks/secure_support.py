@@ -1,4 +1,4 @@
-"""What a support below 1 costs a secure run in accuracy, at equal rounds.
+"""Measure what a support below 1 costs a secure run in accuracy, at equal rounds.
 
     python -m benchmarks.secure_support [--preset tiny|small|full] [--task digits|code_lm] --json
 
@@ -74,7 +74,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Preset:
-    """How many rounds each task has, and how many seeds."""
+    """Sets how many rounds each task has, and how many seeds."""
 
     rounds: Mapping[str, int]
     seeds: int

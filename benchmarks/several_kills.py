@@ -33,7 +33,7 @@ LONGEST_S = 1.0  # between the end of a round and the kill: longer than a round 
 
 @dataclass(frozen=True)
 class Preset:
-    """How many processes are killed, and how many rounds each run has."""
+    """Sets how many processes are killed, and how many rounds each run has."""
 
     kills: int
     rounds: int

@@ -65,7 +65,7 @@ PRESETS = {"tiny": Preset(1, 2, 100.0), "small": Preset(3, 10, 3000.0), "full": 
 
 
 def device(name: str, seed: int, seconds: float) -> ScriptedDevice:
-    """One that takes about so many seconds for each assignment."""
+    """Return a device that takes about so many seconds for each assignment."""
     wobble = LogNormal(seconds, JITTER)
 
     def change(assignment: Assignment) -> Vector:

@@ -72,7 +72,7 @@ PRESETS = {"tiny": Preset(1, 1, 0), "small": Preset(3, 20, 0), "full": Preset(10
 def plan_of(
     policy: str, rounds: int, seed: int, exponent: float = FULL, clients: int = CLIENTS, deadline_s: float = DEADLINE_S
 ) -> RunPlan:
-    """What differs between policies is how a round ends and, of a buffer, how many are at work; nothing else."""
+    """Return the plan of a policy. Policies differ only in how a round ends and, of a buffer, how many are at work."""
     crowded = {"mode": "buffered", "buffer": int(clients * BUFFER), "deadline_s": LONG_S}
     cohort: dict[str, dict[str, Any]] = {
         WAITING: {"deadline_s": LONG_S}, "deadline": {"deadline_s": deadline_s}, "partial": {"deadline_s": deadline_s},
@@ -98,7 +98,7 @@ def stretch(costs: Costs) -> float:
 
 
 def speeds(seed: int) -> list[float]:
-    """How much longer than the median client each takes."""
+    """Return how much longer than the median client each takes."""
     draw = Random(seed)
     drawn = [draw.lognormvariate(0.0, SIGMA) for _ in range(CLIENTS)]
     drawn[SLOW] = SLOWER
@@ -124,7 +124,7 @@ def devices_of(costs: Costs, seed: int, dies_at_s: float = math.inf) -> Devices:
 
 
 def measure(preset: Preset, costs: Costs, workers: int) -> list[dict[str, Any]]:
-    """One row a policy, seed and setting; several seeds side by side, to the same figures."""
+    """Return one row for each policy, seed and setting; several seeds side by side, to the same figures."""
     drawn_out, rows = costs.times(stretch(costs)), list[dict[str, Any]]()
     cells = [(preset.rounds, drawn_out, seed) for seed in range(1, preset.seeds + 1)]
     if preset.seeds == 1:  # sooner here than other processes have imported torch
@@ -161,7 +161,7 @@ def at_work(events: Sequence[Event]) -> float:
 
 
 def measure_processes(preset: Preset, folder: Path) -> list[dict[str, Any]]:
-    """One row a policy: six real clients, each of which sleeps after a step."""
+    """Return one row for each policy: six real clients, each of which sleeps after a step."""
     deadline_s, found = DEADLINE_S / ROUND_S * STEPS * preset.real_step_s, dict[str, Curve]()
     for policy in POLICIES:
         (place := folder / policy).mkdir()
@@ -213,14 +213,14 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _ratios(rows: Sequence[Mapping[str, Any]], policy: str) -> list[float]:
-    """Of each seed; 0 where the run ended before the target was reached."""
+    """Return the ratio of each seed; 0 where the run ended before the target was reached."""
     seconds = {(row["policy"], row["seed"]): row["seconds"] for row in rows}
     seeds = sorted({seed for _, seed in seconds})
     return [seconds[WAITING, seed] / (seconds[policy, seed] or math.inf) for seed in seeds]
 
 
 def real_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How much sooner each policy is there with processes; nothing where none ran."""
+    """Return how much sooner each policy is there with processes; nothing where none ran."""
     policies = [row["policy"] for row in rows if row["policy"] != WAITING]
     return {f"real_speedup {policy}": _ratios(rows, policy)[0] for policy in policies}
 

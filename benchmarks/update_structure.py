@@ -1,4 +1,4 @@
-"""What a codec below one bit could still gain from the structure of updates, and how far it is from the bound.
+"""Measure what a codec below one bit could still gain from the structure of updates, and how far it is from the bound.
 
     python -m benchmarks.update_structure [--preset small|full] --json
 
@@ -60,7 +60,7 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Preset:
-    """How many rounds each model has."""
+    """Sets how many rounds each model has."""
 
     rounds: Mapping[str, int]
 

@@ -1,4 +1,4 @@
-"""What breaks in a run of real processes, what that loses, doubles or changes, and how soon the run goes on.
+"""Measure what breaks in a run of real processes, what that loses, doubles or changes, and how soon the run goes on.
 
     python -m benchmarks.faults [--preset small|full] [--only FAULT] [--patient] --json
 
@@ -54,7 +54,7 @@ class Preset:
     strikes: int
 
     def count(self, name: str, case: Case) -> int:
-        """How often a fault strikes."""
+        """Return how often a fault strikes."""
         found = {"aggregator killed": self.kills, "device killed": max(1, self.kills // 2)}
         return found.get(name, self.strikes) if case.strikes else 0
 
@@ -72,7 +72,7 @@ def measure(
 
 
 def row_of(name: str, preset: Preset, case: Case, judge: Judge) -> dict[str, Any]:
-    """What came of a fault; why it was `skipped`, or what did not come to an end in its time."""
+    """Return the row of a fault: its effects, why it was `skipped`, or what did not come to an end in its time."""
     home = judge.folder / name.replace(" ", "-").replace("'", "")
     home.mkdir()
     rounds, moments = case.moments(preset.rounds, preset.count(name, case))
@@ -113,7 +113,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def on_a_small_disk(home: Path, folder: str) -> Iterator[str]:
-    """Why not, or "" while the folder has a disk of its own; nothing is done where none is wanted."""
+    """Mount a small disk on the folder in this block; yield "", or why it failed. Without a folder nothing is done."""
     if not folder:
         yield ""
     elif reason := why_not(home.parent / "try"):

@@ -1,4 +1,4 @@
-"""What breaks at the aggregator and on the way to it: how, what that has cost, how it is fixed, when it is back."""
+"""Break things at the aggregator and on the way to it: how, what that has cost, how it is fixed, when it is back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CutUpload:
         self.cut = world.way.uploads[-1]
 
     def goes_on(self, world: World) -> bool:
-        """Whether the device goes on with the bytes behind those that had arrived."""
+        """Return True if the device goes on with the bytes behind those that had arrived."""
         cut, uploads = self.cut, world.way.uploads
         if not 0 < cut.given < cut.of:
             return False

@@ -1,4 +1,4 @@
-"""What breaks at a device: how it is broken, what that has cost the run, how it is fixed, and when it is back."""
+"""Break things at a device: how it is broken, what that has cost the run, how it is fixed, and when it is back."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def end_device(world: World) -> None:
 
 
 def was_ended(world: World) -> bool:
-    """Whether the kill met a process that was there, in a run that went on."""
+    """Return True if the kill met a process that was there, in a run that went on."""
     return world.clients[DEVICE].returncode == -signal.SIGKILL and not world.over()
 
 
 def start_device(world: World) -> None:
-    """Until it has come: no round goes on without it meanwhile, since the gate is shut, however long it takes."""
+    """Start the device, and wait until it has joined: no round goes on meanwhile, because the gate is shut."""
     before = len(world.journal.joined_at(DEVICE))
     world.start_client(DEVICE)
     world.seen(lambda: len(world.journal.joined_at(DEVICE)) > before, "the new process has come")
 
 
 def answers_again(world: World) -> Callable[[], bool]:
-    """Whether a process of the device has come since now, and an answer of that one was taken."""
+    """Return a test whether a process of the device has joined since now and a reply of it was accepted."""
     journal, before = world.journal, len(world.journal.joined_at(DEVICE))
 
     def answers() -> bool:
@@ -108,7 +108,7 @@ def kill_worker(world: World) -> None:
 
 
 def failed(world: World, kind: str) -> bool:
-    """Whether the assignment of the moment's round has failed by it."""
+    """Return True if the assignment of the moment's round has failed by it."""
     fails = (e for e in world.journal.look() if isinstance(e, ClientFailed) and e.device == DEVICE)
     return any((e.round, e.kind) == (world.moment.round, kind) for e in fails)
 
@@ -140,7 +140,7 @@ class Frozen:
         signal_all(signal.SIGCONT, self.pids)
 
     def late(self, world: World) -> Callable[[], bool]:
-        """Whether what it was at when it froze has come and counts."""
+        """Return a test whether the reply on which it worked when it froze has arrived and counts."""
         number, journal = world.moment.round, world.journal
         return lambda: any(
             isinstance(e, UpdateAccepted) and (e.device, e.assignment_round) == (DEVICE, number) for e in journal.look()

@@ -60,19 +60,19 @@ class Case:
     example: Path = THE_DEMOS
 
     def moments(self, rounds: int, count: int) -> tuple[int, list[Moment]]:
-        """How many rounds the run has, and when it is struck in them."""
+        """Return how many rounds the run has, and the moments at which the fault strikes."""
         if self.kinds is None or not count:
             return rounds, drawn(count, max(1, rounds - 1), DEVICES, SEED)
         return 2 + APART * count, spaced(count, SEED, self.kinds)
 
 
 def lost(why: str) -> Callable[[Sequence[Event]], int]:
-    """How often a device was found to have begun again for it."""
+    """Return a count of how often a device was found to have begun again for it."""
     return lambda events: sum(isinstance(e, StateLost) and e.why == why for e in events)
 
 
 def dropped(reason: str) -> Callable[[Sequence[Event]], int]:
-    """How many answers of the device were dropped for it."""
+    """Return a count of the replies of the device were dropped for it."""
     return lambda events: sum(
         isinstance(e, UpdateDropped) and e.device == DEVICE and e.reason == reason for e in events
     )

@@ -42,7 +42,7 @@ class Judge:
     faultless: dict[tuple[object, ...], list[Event]] = field(default_factory=dict)
 
     def row(self, name: str, case: Case, rounds: int, moments: Sequence[Moment], home: Path) -> dict[str, Any]:
-        """What a fault did. AssertionError: something did not come to an end, or no strike met its aim."""
+        """Return the row of a fault. AssertionError: something did not come to an end, or no strike met its aim."""
         run = self._made(home, name, case, case.fault, rounds, moments)
         events = run.events
         struck = (

@@ -1,4 +1,4 @@
-"""What delayed averaging gains where sending takes as long as training: with and without it, on the same lines.
+"""Measure what delayed averaging gains where sending takes as long as training: with and without it, on the same lines.
 
     python -m benchmarks.overlap [--preset small|full] [--shaped-by netns|proxy] --json
 
@@ -103,7 +103,7 @@ def here(folder: Path, shaped_by: str, bytes_per_s: float) -> Iterator[Devices]:
 
 
 def figures(plain: Took, overlap: Took, preset: Preset, bytes_per_s: float, steps: int) -> dict[str, Any]:
-    """What the rounds come to. `cpu_bound`: the cores, and not the line, were full in the run with overlap."""
+    """Return the figures of the rounds. `cpu_bound`: the cores, and not the line, were full in the run with overlap."""
     first = DEVICES * preset.warm_up
     c, t = median(plain.compute[first:]), median(plain.transfer[first:])
     without, with_it = medians(plain.rounds, preset.warm_up), medians(overlap.rounds, preset.warm_up)

@@ -1,4 +1,4 @@
-"""What a delay of one round costs in accuracy: both plans on the same seeds, simulated, with equal rounds.
+"""Measure what a delay of one round costs in accuracy: both plans on the same seeds, simulated, with equal rounds.
 
 Ten clients share the digits by dirichlet(0.3), all selected in every round. One run on lines tells little of it: its
 model is near its best by then, and one seed is one seed. Here numbers come from seeds, and no clock.

@@ -24,7 +24,7 @@ TASK = f"wide={Path(__file__).parent / 'task.py'}"
 
 @dataclass(frozen=True)
 class Took:
-    """What a run took, in seconds: each round from the close before it to its own, and of each answer its parts.
+    """Holds what a run took, in seconds: each round from the close before it to its own, and of each answer its parts.
 
     `busy` is the share of the cores that all its processes used; `accuracy` that of the last model.
     """

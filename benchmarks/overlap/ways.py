@@ -39,7 +39,7 @@ class Way(Protocol):
     def inside(self) -> Inside: ...
 
     def device(self, name: str, home: Path, processes: Processes) -> tuple[Inside, list[str]]:
-        """Where a device runs, and the words that `client start` needs to find its aggregator, which serves."""
+        """Return where a device runs, and the words that `client start` needs to find its aggregator, which serves."""
 
 
 @contextmanager
@@ -94,7 +94,7 @@ class OnMachines:
 
 
 def called(inside: Inside, *words: str) -> str:
-    """What a command of `thinwire` prints."""
+    """Return what a command of `thinwire` prints."""
     done = subprocess.run(
         thinwire(inside, *words), capture_output=True, text=True, timeout=CALL_S, check=False, env=_environment()
     )

@@ -1,4 +1,4 @@
-"""What a long run takes in the dashboard: time to the first curve, frames, memory, CPU and bytes.
+"""Measure what a long run takes in the dashboard: time to the first curve, frames, memory, CPU and bytes.
 
     python -m benchmarks.page [--preset tiny|small|full] --json
 

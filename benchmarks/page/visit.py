@@ -1,4 +1,4 @@
-"""One browser's visit to a run: what it loads, when it draws, and what it takes while the run goes on."""
+"""Measure one browser's visit to a run: what it loads, when it draws, and what it takes while the run goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One method of somebody else, as it is measured."""
+"""Define what the benchmark measures of one method of somebody else."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Peer:
 
 
 def sent_bytes(parts: Parts) -> int:
-    """Of the tensors alone: no framing."""
+    """Return the bytes of the tensors alone, without framing."""
     return sum(part.numel() * part.element_size() for part in parts)

@@ -1,4 +1,4 @@
-"""One bit a value, as GRACE has it: a byte each, since torch has no kernel that packs bits."""
+"""Encode one bit a value, as GRACE does: a byte each, since torch has no kernel that packs bits."""
 
 from __future__ import annotations
 

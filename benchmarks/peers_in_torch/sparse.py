@@ -47,7 +47,7 @@ def scattered(parts: Parts, size: int) -> torch.Tensor:
 
 
 def drawn(size: int) -> torch.Tensor:
-    """The same places on both ends: both know the seed."""
+    """Draw the same places on both ends: both know the seed."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(1))[: kept(size)]
 
 

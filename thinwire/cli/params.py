@@ -85,6 +85,20 @@ def tag_changes(tags: list[str] | None, command: str) -> tuple[list[str], list[s
     return add, remove
 
 
+def read_file(path: Path, most: int, hint: str) -> bytes:
+    """Return the first `most` bytes of a file that an option names, and one more if it is larger.
+
+    `UsageError` with this hint if it is not readable.
+    """
+    from thinwire.core.errors import UsageError
+
+    try:
+        with open(path, "rb") as file:
+            return file.read(most + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", why=error.strerror or str(error), hint=hint) from error
+
+
 def require_new_file(out: Path) -> None:
     """Raise `UsageError` unless the file of `--out` does not exist and its folder does."""
     from thinwire.core.errors import UsageError

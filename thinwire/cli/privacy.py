@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
+from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan, read_file
 from thinwire.cli.plan import Clients, parameters_of
 from thinwire.cli.privacy_ledger import DELTA, document, run_text, show, summaries
 
@@ -215,15 +215,9 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check that a privacy report is what the aggregator with this key signed."""
-    from thinwire.core.errors import UsageError
     from thinwire.reports.privacy_report import LARGEST, verify_report
 
-    try:
-        with open(file, "rb") as opened_file:
-            data = opened_file.read(LARGEST + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {file}", why=error.strerror or str(error), hint="another FILE") from error
-    found = verify_report(data, pin)
+    found = verify_report(read_file(file, LARGEST, "another FILE"), pin)
     said = {"run": found["run"]["id"], "made_at": found["made_at"], "signed_by": found["signed_by"]}
     if json:
         console.document(said)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from thinwire.cli.params import read_file
 from thinwire.core.invitation import COLUMNS
 
 
@@ -76,11 +77,7 @@ def read_public_key(path: Path) -> bytes:
 
     from thinwire.core.errors import UsageError
 
-    try:
-        with open(path, "rb") as file:
-            data = file.read(LONGEST + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}", why=error.strerror or str(error), hint="--key FILE.pub") from error
+    data = read_file(path, LONGEST, "--key FILE.pub")
     if b"PRIVATE KEY" in data:
         raise UsageError(
             f"{path} is a private key", why="it must not leave its device", hint="--key FILE.pub, the other one"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json
+from thinwire.cli.params import Home, Json, read_file
 
 if TYPE_CHECKING:
     from thinwire.core.errors import ThinwireError
@@ -66,7 +66,7 @@ def sign(
     from thinwire.privacy.pinned_roster import LARGEST, read_roster, sign_roster
 
     made = _loaded(key, lambda data: load_pem_private_key(data, None), Ed25519PrivateKey, "private")
-    devices = read_roster(_read(roster, LARGEST, "thinwire devices roster export --out ROSTER.json"))
+    devices = read_roster(read_file(roster, LARGEST, "thinwire devices roster export --out ROSTER.json"))
     _give(out, sign_roster(devices, made))
     _say(devices, console.note)
 
@@ -112,7 +112,7 @@ def signed_devices(roster: Path, key: Path) -> dict[str, bytes]:
     from thinwire.privacy.pinned_roster import LARGEST, SIGN, verify_roster
 
     public = _loaded(key, load_pem_public_key, Ed25519PublicKey, "public")
-    return verify_roster(_read(roster, LARGEST, SIGN), public)
+    return verify_roster(read_file(roster, LARGEST, SIGN), public)
 
 
 def _say(devices: dict[str, bytes], say: Any) -> None:
@@ -133,7 +133,7 @@ def _loaded(path: Path, load: Any, kind: type[Any], word: str) -> Any:
     """Return the Ed25519 key in a PEM file; `UsageError` for any other file."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
-    data = _read(path, LARGEST_KEY, MAKE)
+    data = read_file(path, LARGEST_KEY, MAKE)
     try:
         found = load(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -152,16 +152,6 @@ def _unusable(path: Path, what: str, why: str, hint: str = "") -> ThinwireError:
     from thinwire.core.errors import UsageError
 
     return UsageError(what, why, hint or f"--key with another file than {path.name}; {MAKE}")
-
-
-def _read(path: Path, most: int, hint: str) -> bytes:
-    from thinwire.core.errors import UsageError
-
-    try:
-        with open(path, "rb") as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}", why=error.strerror or str(error), hint=hint) from error
 
 
 def _give(out: Path | None, data: bytes) -> None:

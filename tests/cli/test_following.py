@@ -13,7 +13,7 @@ from tests.support.cli_story import T, told
 from thinwire.cli import console
 from thinwire.cli.aggregator.serve import left_address
 from thinwire.cli.console import moment
-from thinwire.cli.local_state import absent, alive, way_back
+from thinwire.cli.local_state import absence_text, alive, start_hint
 from thinwire.cli.runs import progress
 from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import Unreachable
@@ -133,14 +133,14 @@ def test_an_absence_began_when_the_last_one_that_served_ended_however_often_one_
     os.utime(lock, (T, T))
 
     def no_fleet(*args: object, **options: object) -> None:
-        said.extend([absent(home), alive(home), way_back(home)])
+        said.extend([absence_text(home), alive(home), start_hint(home)])
         raise Unreachable("no device API today")
 
     monkeypatch.setattr("thinwire.flower.FlowerFleet", no_fleet)
     for _ in range(2):
         failed = thinwire("aggregator", "start", "--listen", "127.0.0.1:0", "--no-dashboard", "--home", home)
         assert "no device API today" in failed.err
-        said.append(absent(home))
+        said.append(absence_text(home))
     since = f"no aggregator has been running since {moment(T)}"
     assert said == [since, None, f"one is starting (process {os.getpid()})", since] * 2
 

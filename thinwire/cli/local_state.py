@@ -1,6 +1,6 @@
 """The aggregator and the clients on this machine: state directories, the store, processes, and options of a last start.
 
-Every command about a client uses this file's rules for its name (`chosen`) and its aggregator (`trusted`). An
+Every command about a client uses this file's rules for its name (`choose_client`) and its aggregator (`trusted`). An
 aggregator reached by https must have been joined; http is for loopback, on the aggregator's own machine.
 
 The state directory of an aggregator or a client has a `start.json`: the options of its last `start`, and the folder in
@@ -53,12 +53,14 @@ def require_home(home: Path | None) -> None:
         raise NotFound(
             f"there is no folder {home}",
             why="--home names the folder in which an aggregator keeps its runs and devices",
-            hint="the folder that the aggregator was started with; " + again("aggregator start", home) + " makes one",
+            hint="the folder that the aggregator was started with; "
+            + command_line("aggregator start", home)
+            + " makes one",
         )
 
 
 @contextmanager
-def opened(home: Path | None, read_only: bool = True, create: bool = False) -> Iterator[Store]:
+def open_store(home: Path | None, read_only: bool = True, create: bool = False) -> Iterator[Store]:
     """Open the store for one command; `NotFound` if no aggregator was ever started there, unless `create`."""
     from thinwire.core.errors import NotFound
     from thinwire.store import Store
@@ -70,7 +72,7 @@ def opened(home: Path | None, read_only: bool = True, create: bool = False) -> I
         raise NotFound(
             f"there are no runs and no devices in {place.root}",
             why="no aggregator was ever started there",
-            hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
+            hint=command_line("aggregator start", home) + "; or name another folder: --home FOLDER",
         )
     store = Store.open(place.database, read_only=read_only)
     try:
@@ -90,12 +92,12 @@ def end_abandoned(home: Path | None) -> None:
     place = aggregator_home(home)
     if not has_database(place):
         return
-    with opened(home) as store:
+    with open_store(home) as store:
         if not store.owned():
             return
     from thinwire.server.run_end import end_abandoned as ended
 
-    with suppress(ThinwireError), opened(home, read_only=False) as store:
+    with suppress(ThinwireError), open_store(home, read_only=False) as store:
         ended(store, place)
 
 
@@ -145,7 +147,7 @@ def _holding(home: Path | None) -> dict[str, Any] | None:
     return living_holder(AggregatorHome(find_home(home) / "aggregator").lock)
 
 
-def absent(home: Path | None) -> str:
+def absence_text(home: Path | None) -> str:
     """Return a sentence that no aggregator is running and since when, for callers to which `alive` returned None."""
     from thinwire.cli.console import moment
     from thinwire.core.clock import down_since_of
@@ -155,7 +157,7 @@ def absent(home: Path | None) -> str:
     return f"no aggregator has been running since {moment(at)}" if at else "no aggregator is running"
 
 
-def way_back(home: Path | None) -> str:
+def start_hint(home: Path | None) -> str:
     """Return what brings an aggregator back: the start command, or a note that one is starting."""
     process = starting(home)
     return f"one is starting (process {process})" if process else start_again(home)
@@ -165,7 +167,7 @@ def start_again(home: Path | None) -> str:
     """Return the command that starts the aggregator as it was started last, with the same addresses."""
     from thinwire.core.statedir import AggregatorHome, find_home
 
-    return again(start_command(AggregatorHome(find_home(home) / "aggregator").root), home)
+    return command_line(start_command(AggregatorHome(find_home(home) / "aggregator").root), home)
 
 
 def require_alive(home: Path | None) -> dict[str, Any]:
@@ -209,10 +211,10 @@ def require_responding(home: Path | None) -> None:
         )
 
 
-def again(command: str, home: Path | str | None) -> str:
+def command_line(command: str, home: Path | str | None) -> str:
     """Return a command as it is typed for this state directory.
 
-    >>> again("runs list", None), again("runs list", Path("here"))
+    >>> command_line("runs list", None), command_line("runs list", Path("here"))
     ('thinwire runs list', 'thinwire runs list --home here')
     """
     return f"thinwire {command}" + (f" --home {shlex.quote(str(home))}" if home else "")
@@ -221,7 +223,7 @@ def again(command: str, home: Path | str | None) -> str:
 TRUST_FILE = "aggregator.json"  # written by `client join` (transport/device/identity.py)
 
 
-def named(name: str | None) -> str:
+def device_name(name: str | None) -> str:
     """Return the device's name: the given one, else the host name in the letters that a name may have.
 
     `UsageError` if the given name is invalid.
@@ -236,7 +238,7 @@ def named(name: str | None) -> str:
 KEY_FILE = "key.pem"  # copied from transport/device/identity.py, whose import is slow
 
 
-def began(home: Path) -> list[str]:
+def client_names(home: Path) -> list[str]:
     """Return the names of the clients that have joined or started here, sorted.
 
     A refused join leaves at most a lock and a key, and does not count.
@@ -249,7 +251,7 @@ def _keeps(folder: Path) -> bool:
     return folder.is_dir() and bool({one.name for one in folder.iterdir()} - {"lock", KEY_FILE})
 
 
-def chosen(name: str | None, home: Path) -> str:
+def choose_client(name: str | None, home: Path) -> str:
     """Return the client that a command without `--name` means: the only one here, else that with the host name.
 
     If some have joined, only those count. `UsageError` if there are several and none has the host name.
@@ -257,9 +259,9 @@ def chosen(name: str | None, home: Path) -> str:
     from thinwire.core.errors import UsageError
 
     if name is not None:
-        return named(name)
-    there = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}")) or began(home)
-    own = named(None)
+        return device_name(name)
+    there = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}")) or client_names(home)
+    own = device_name(None)
     if len(there) < 2 or own in there:
         return there[0] if len(there) == 1 else own
     raise UsageError(
@@ -278,7 +280,7 @@ def client_here(name: str | None, home: Path) -> tuple[str, Path]:
     """Return the name and the folder of the client that a command means; `NotFound` if it was never here."""
     from thinwire.core.errors import NotFound
 
-    called, there, clients = chosen(name, home), began(home), home / "clients"
+    called, there, clients = choose_client(name, home), client_names(home), home / "clients"
     if not _keeps(clients / called):
         why = f"in {clients} there are {_listed(there)}" if there else f"no client was ever started in {clients}"
         hint = f"--name {there[0]}, for instance" if there else "thinwire client start"

@@ -135,14 +135,14 @@ def explain(
 
 def _at_hand(plan: RunPlan, home: Path | None) -> Estimate | None:
     """Return the cost of a run by the links and speeds of the devices that have its task; None if there are none."""
-    from thinwire.cli.local_state import aggregator_home, has_database, opened, require_home
+    from thinwire.cli.local_state import aggregator_home, has_database, open_store, require_home
     from thinwire.reports.plan_check import estimate
     from thinwire.store.task_layouts import hosts, known_task
 
     require_home(home)
     if not has_database(aggregator_home(home)):
         return None
-    with opened(home) as store:
+    with open_store(home) as store:
         there = hosts(store.devices(), plan.run.task)
         return estimate(plan, known_task(store, plan.run.task), there, store.measures()) if there else None
 

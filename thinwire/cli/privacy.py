@@ -81,10 +81,10 @@ def ledger(
     """
     if context.invoked_subcommand is not None:
         return
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import open_store
     from thinwire.reports.privacy import ledger as spendings
 
-    with opened(home) as store:
+    with open_store(home) as store:
         rows, blocked = store.privacy.rows(population, device), store.privacy.unknown()
         runs = {row.run_id: row for row in store.runs(with_deleted=True)}
         names = {row.population for row in rows if row.population} | ({population} if population else set())
@@ -130,9 +130,9 @@ def settle(
     With --device, N is the number of rounds in which this device took part before it enrolled here: under an enrolment
     that was forgotten, at another aggregator, or with a ledger that it lost.
     """
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         charged = _release_to_charge(store, population, rounds, release)
         store.privacy.settle(population, rounds, charged, operator(), device)
     if json:
@@ -187,13 +187,13 @@ def report(
 
     Redirect --json or --html to a file; anyone can check it with `thinwire privacy verify FILE --pin KEY`.
     """
-    from thinwire.cli.local_state import aggregator_home, opened
+    from thinwire.cli.local_state import aggregator_home, open_store
     from thinwire.core.errors import UsageError
     from thinwire.reports.privacy_report import as_page, privacy_report, report_lines, sign_report, signing_key
 
     if json and html:
         raise UsageError("--json and --html", why="the report has one form at a time", hint="leave one of them out")
-    with opened(home) as store:
+    with open_store(home) as store:
         made = privacy_report(store, store.run(run))
     signed = sign_report(made, signing_key(aggregator_home(home)))
     if json:

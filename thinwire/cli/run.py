@@ -47,13 +47,13 @@ def run(
 
     Ctrl-C detaches (130): the run goes on.
     """
-    from thinwire.cli.local_state import opened, require_alive
+    from thinwire.cli.local_state import open_store, require_alive
 
     read = checked_plan(plan, sets)
     if track:
         opener(track, "")  # an error before there is a run
     require_alive(home)
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         if not yes:
             require_known(store, read, home)
         run_id = hand_over(store, home, read, plan, task, name)
@@ -72,7 +72,7 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
 
     At a terminal the person decides. Such a run would wait without an end, and nobody would see why before looking.
     """
-    from thinwire.cli.local_state import again
+    from thinwire.cli.local_state import command_line
     from thinwire.core.errors import TooFewClients
 
     task, every = plan.run.task, known_devices(store)
@@ -88,7 +88,7 @@ def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
         if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
             return
         raise typer.Exit(INTERRUPTED)
-    listed = again("devices list", home)
+    listed = command_line("devices list", home)
     ways = [listed if lacking.keys() == {TASK} else f"again when all are in the list of {listed}"]
     keys = [key for key in lacking if key not in (SECURE, TASK)]
     ways += [f"less in [cohort] {', '.join(keys)}"] if keys else []
@@ -167,34 +167,34 @@ def begins_early(plan: RunPlan, known: int | None = None) -> str:
 
 def _detached(run_id: str, home: Path | None, json: bool) -> None:
     """Print the id of a run and how to watch it."""
-    from thinwire.cli.local_state import again
+    from thinwire.cli.local_state import command_line
 
     if json:
         console.document({"run_id": run_id})
     else:
         console.line(run_id)
-        console.note(f"watch it: {again(f'runs watch {run_id}', home)}")
+        console.note(f"watch it: {command_line(f'runs watch {run_id}', home)}")
 
 
 def _followed(run_id: str, home: Path | None, json: bool) -> int:
     """Follow a run until its end and return its exit code; Ctrl-C detaches and leaves the run going."""
-    from thinwire.cli.local_state import again, opened
+    from thinwire.cli.local_state import command_line, open_store
     from thinwire.cli.runs.progress import follow
     from thinwire.cli.runs.render import run_document
 
-    with opened(home) as store:
+    with open_store(home) as store:
         try:
             code = follow(store, run_id, home)
         except KeyboardInterrupt:
             console.note(f"detached: {run_id} goes on")
-            console.note(f"  watch it: {again(f'runs watch {run_id}', home)}")
-            console.note(f"  stop it:  {again(f'runs stop {run_id}', home)}")
+            console.note(f"  watch it: {command_line(f'runs watch {run_id}', home)}")
+            console.note(f"  stop it:  {command_line(f'runs stop {run_id}', home)}")
             return INTERRUPTED
         if json:
             console.document(run_document(store, run_id))
         elif code == 0:
             console.line(run_id)
-            console.note(f"the model: {again(f'runs model {run_id} --out model.safetensors', home)}")
+            console.note(f"the model: {command_line(f'runs model {run_id} --out model.safetensors', home)}")
         return code
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.local_state import chosen, parsed_options, trusted
+from thinwire.cli.local_state import choose_client, parsed_options, trusted
 from thinwire.cli.params import ClientName, Home, Print, System
 from thinwire.core.start_options import StartOptions
 
@@ -102,7 +102,7 @@ def install_client(
     from thinwire.core.errors import UsageError
 
     at = home_of(home, system)
-    called = chosen(name, at)
+    called = choose_client(name, at)
     state = at / "clients" / called
     start = options_of("client", options or (), state)
     if "once" in start.options:
@@ -120,7 +120,7 @@ def uninstall_client(name: ClientName = None, system: System = False, home: Home
     """Stop the service and remove its unit; key, residuals and outbox stay."""
     from thinwire.cli.systemd import Systemd
 
-    remove_unit(_unit(chosen(name, home_of(home, system))), Systemd(system))
+    remove_unit(_unit(choose_client(name, home_of(home, system))), Systemd(system))
 
 
 def journal(name: str) -> str:

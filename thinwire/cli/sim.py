@@ -148,7 +148,7 @@ def simulated(
 
     Ctrl-C stops the run for good, unless it `keeps` what the same command needs to go on with it.
     """
-    from thinwire.cli.local_state import aggregator_home, opened
+    from thinwire.cli.local_state import aggregator_home, open_store
     from thinwire.cli.run import first_model
     from thinwire.cli.runs.render import run_document
     from thinwire.cli.task import task_spec
@@ -167,7 +167,7 @@ def simulated(
     client = ClientInfo(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(hides_sample=plan.privacy.sampling_rate is not None), list[str]()
     raised = set[str]()  # classes and places of errors of the task that were printed with their text
-    with opened(home, read_only=False, create=True) as store, screen() as (tell, show), interruptible() as look:
+    with open_store(home, read_only=False, create=True) as store, screen() as (tell, show), interruptible() as look:
         params, buffers, counters = first_model(store, home, plan, file, made)
 
         def on_event(event: Event) -> None:
@@ -245,7 +245,7 @@ def swept(
     run as it ends, with its first failure, and an estimate of the time that is left.
     """
     from thinwire.aggregation import codecs
-    from thinwire.cli.local_state import again, aggregator_home
+    from thinwire.cli.local_state import aggregator_home, command_line
     from thinwire.cli.task import task_spec
     from thinwire.core import RunPlan
     from thinwire.reports.sweep_results import TrialStore
@@ -267,7 +267,9 @@ def swept(
         kept = formatting.counted(len(cells.all()), "run")
         console.note(f"{group}: {kept} kept; the same command goes on with what is missing")
         return _document(group, [], told), INTERRUPTED
-    console.note(f"{group} has {formatting.counted(len(made), 'run')}: {again(f'runs compare --group {group}', home)}")
+    console.note(
+        f"{group} has {formatting.counted(len(made), 'run')}: {command_line(f'runs compare --group {group}', home)}"
+    )
     failed = next((cell.exit_code for cell in made if cell.exit_code), 0)
     return _document(group, made, told), failed
 

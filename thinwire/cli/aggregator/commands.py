@@ -94,15 +94,15 @@ def status(
     from thinwire.cli.aggregator.serve import login_url
     from thinwire.cli.devices.render import AggregatorState
     from thinwire.cli.local_state import (
-        absent,
-        again,
+        absence_text,
         aggregator_home,
         alive,
+        command_line,
         dashboard_of,
         end_abandoned,
-        opened,
+        open_store,
         require_alive,
-        way_back,
+        start_hint,
     )
     from thinwire.cli.runs.render import standing
     from thinwire.core.disk_reserve import disk_full_text
@@ -112,14 +112,14 @@ def status(
 
     page = dashboard_of(AggregatorHome(find_home(home) / "aggregator"))  # a folder that is not there is not made
     if login and page and not alive(home):
-        with opened(home, read_only=False) as store:
+        with open_store(home, read_only=False) as store:
             url = login_url(page["url"], store.logins.new_code())
         console.document({"dashboard": page["dashboard"], "login": url}) if json else console.line(f"web      {url}")
-        console.note(f"{absent(home)}; the dashboard shows what was: {way_back(home)}")
+        console.note(f"{absence_text(home)}; the dashboard shows what was: {start_hint(home)}")
         return
     about = require_alive(home)
     end_abandoned(home)
-    with opened(home, read_only=not login) as store:
+    with open_store(home, read_only=not login) as store:
         devices = list(store.devices())
         runs = store.runs(with_deleted=True)
         going = [row for row in runs if row.status in ("running", "waiting", "paused")]
@@ -151,7 +151,9 @@ def status(
     named = ", ".join(f"{name} (last seen {state.last_seen(info)})" for name, info in heard.items())
     console.line(f"devices  {len(online)} of {len(approved)} online{': ' + named if online else ''}")
     if waiting:
-        console.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
+        console.line(
+            f"         waiting to be approved: {', '.join(waiting)}; look at {command_line('devices list', home)}"
+        )
     if full:
         console.line(f"disk     {full}")
     for row in (*going, *queued):
@@ -228,7 +230,7 @@ def _setting(value: Any) -> str:
 @app.command()
 def stop(home: Home = None) -> None:
     """End the service; runs in progress go on when it is started again."""
-    from thinwire.cli.local_state import alive, opened, operator, require_alive
+    from thinwire.cli.local_state import alive, open_store, operator, require_alive
     from thinwire.core.errors import ThinwireError
     from thinwire.core.signals import until
 
@@ -238,7 +240,7 @@ def stop(home: Home = None) -> None:
         now = alive(home)
         return now is None or now.get("pid") != about["pid"]
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         store.commands.add("stop-service", who=operator())
     if not until(gone, END_S):
         raise ThinwireError(
@@ -306,7 +308,7 @@ def restore(
     home: Home = None,
 ) -> None:
     """Replace an aggregator's state by a backup, after checking every byte of it."""
-    from thinwire.cli.local_state import again
+    from thinwire.cli.local_state import command_line
     from thinwire.core.statedir import AggregatorHome, find_home
     from thinwire.store.backup import restore as put_back
 
@@ -324,17 +326,18 @@ def restore(
             }
         )
         return
-    console.line(f"{place.root} is as it was {console.ago(delivered_at)}; go on: {again('aggregator start', home)}")
+    console.line(
+        f"{place.root} is as it was {console.ago(delivered_at)}; go on: {command_line('aggregator start', home)}"
+    )
     if replaced:
         console.line(f"what was there is now {replaced}")
     if restored.reservations:
-        console.note(
-            f"private rounds wait until a person has settled what was spent since: {again('privacy ledger', home)}"
-        )
+        ledger = command_line("privacy ledger", home)
+        console.note(f"private rounds wait until a person has settled what was spent since: {ledger}")
     console.note(
-        f"devices that were approved or revoked since then are as they were, too: {again('devices list', home)}"
+        f"devices that were approved or revoked since then are as they were, too: {command_line('devices list', home)}"
     )
     console.note(
         "users, tokens and passwords are those of the backup, also what was disabled, revoked or changed since then, "
-        f"and everybody has to log in again: {again('aggregator users list', home)}"
+        f"and everybody has to log in again: {command_line('aggregator users list', home)}"
     )

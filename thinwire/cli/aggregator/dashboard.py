@@ -263,7 +263,7 @@ def serve_standalone(listen: Address, home: Path | None) -> int:
     It takes the place of one that the aggregator has started.
     """
     from thinwire.cli import console
-    from thinwire.cli.local_state import again, aggregator_home, has_database
+    from thinwire.cli.local_state import aggregator_home, command_line, has_database
     from thinwire.core.errors import NotFound, ThinwireError
     from thinwire.web.__main__ import main
 
@@ -272,15 +272,15 @@ def serve_standalone(listen: Address, home: Path | None) -> int:
         raise NotFound(
             f"there is nothing to show in {place.root}",
             why="no aggregator was ever started there",
-            hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
+            hint=command_line("aggregator start", home) + "; or name another folder: --home FOLDER",
         )
     end_running(place, also_standalone=False)
     if about := dashboard_of(place):
         raise ThinwireError(
             f"a dashboard of this folder runs already: process {about['pid']}, at {about['dashboard']}",
             why="two would show the same",
-            hint=f"use that one ({again('aggregator status --login', home)}), or end it: kill {about['pid']}",
+            hint=f"use that one ({command_line('aggregator status --login', home)}), or end it: kill {about['pid']}",
         )
-    console.note(f"a code to log in with: {again('aggregator status --login', home)}")
+    console.note(f"a code to log in with: {command_line('aggregator status --login', home)}")
     given = ["--database", f"sqlite:///{place.database}", "--listen", str(listen), "--lock", str(place.lock)]
     return main([*given, "--standalone"])

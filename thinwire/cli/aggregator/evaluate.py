@@ -35,7 +35,7 @@ def evaluate(
     home: Home = None,
 ) -> None:
     """Evaluate the models of runs on data of this machine, as [run] evaluate = "holdout" wants."""
-    from thinwire.cli.local_state import aggregator_home, opened, require_home
+    from thinwire.cli.local_state import aggregator_home, open_store, require_home
     from thinwire.client.executor import Worker
     from thinwire.client.train.protocol import ClientInfo
     from thinwire.client.worker_process import Interpreter
@@ -46,7 +46,7 @@ def evaluate(
     require_home(home)
     where = aggregator_home(home)
     folder = private_folder(private_folder(where.root / FOLDER) / task.partition("=")[0])
-    with hold(folder / "lock", {"task": task}), opened(home, read_only=False) as store, interruptible() as look:
+    with hold(folder / "lock", {"task": task}), open_store(home, read_only=False) as store, interruptible() as look:
         worker = Worker([task], Interpreter(None, folder), device=device, threads=threads)
         try:
             worker.describe()

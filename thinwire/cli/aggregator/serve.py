@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import console
 from thinwire.cli.aggregator.dashboard import RENEWED_S, Dashboard, Exposure, end_running
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
-from thinwire.cli.local_state import again, aggregator_home, alive, dashboard_of, opened, options_of_this_command
+from thinwire.cli.local_state import (
+    aggregator_home,
+    alive,
+    command_line,
+    dashboard_of,
+    open_store,
+    options_of_this_command,
+)
 from thinwire.cli.params import Address
 from thinwire.core.events import (
     ENDED,
@@ -295,9 +302,9 @@ def serve_in_background(home: Path | None) -> int:
     console.line(said)
     about = alive(home) or {}
     if about.get("dashboard") and sys.stdout.isatty():
-        with opened(home, read_only=False) as store:
+        with open_store(home, read_only=False) as store:
             console.line(f"log in   {login_url(about['dashboard_url'], store.logins.new_code())}")
-    console.note(f"it goes on in the background; {log}; end it: {again('aggregator stop', home)}")
+    console.note(f"it goes on in the background; {log}; end it: {command_line('aggregator stop', home)}")
     return 0
 
 
@@ -320,7 +327,8 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
                     f"{there['listen']}{dashboard}"
                 ),
                 why=f"two in {lock.parent} would write over each other",
-                hint=f"use that one ({again('aggregator status', home)}), end it ({again('aggregator stop', home)}),\n"
+                hint=f"use that one ({command_line('aggregator status', home)}), "
+                f"end it ({command_line('aggregator stop', home)}),\n"
                 "or give this one a folder of its own: --home FOLDER",
             ) from None
         yield descriptor
@@ -332,11 +340,11 @@ def left_address(place: Path, options: StartOptions, home: Path | None) -> str:
     if "listen" in options.options:
         return ""
     if last is None and any((place / "tls").glob("*.ca.pem")):  # a backup has the CA and not the options
-        way = again("aggregator start --listen 0.0.0.0:9090", home)
+        way = command_line("aggregator start --listen 0.0.0.0:9090", home)
         return f"devices have joined over TLS, and cannot reach this machine's own address: {way}"
     if last is None or "listen" not in last.options:
         return ""
-    return f"the last start had another address, which its devices know: {again(start_command(place), home)}"
+    return f"the last start had another address, which its devices know: {command_line(start_command(place), home)}"
 
 
 def login_url(url: str, code: str, page: str = "") -> str:
@@ -352,7 +360,7 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     console.line(f"thinwire {about['version']}")
     console.line(f"state    {about['home']}")
     if about["dashboard"]:
-        another = again("aggregator status --login", home)
+        another = command_line("aggregator status --login", home)
         if sys.stdout.isatty():
             console.line(f"web      {login_url(about['dashboard_url'], store.logins.new_code())}")
             console.line(f"         (works once, for ten minutes; another: {another})")
@@ -371,7 +379,7 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     known = ", ".join(info.row.name for info in devices[:8]) + (" ..." if len(devices) > 8 else "")
     console.line(f"devices  {f'{len(devices)} known: {known}' if devices else 'none known yet'}; to add one:")
     add = f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME"
-    console.line(f"           {again('devices invite' if about['pin'] else add, home)}")
-    console.line(f"run      {again('run PLAN', home)}")
+    console.line(f"           {command_line('devices invite' if about['pin'] else add, home)}")
+    console.line(f"run      {command_line('run PLAN', home)}")
     if going := store.run_queue():
         console.line(f"         {', '.join(row.run_id for row in going)} {'go' if going[1:] else 'goes'} on")

@@ -174,7 +174,7 @@ def rotate(
 
     Open invitations that name the present one go on working meanwhile.
     """
-    from thinwire.cli.local_state import again, alive
+    from thinwire.cli.local_state import alive, command_line
     from thinwire.transport.server.tls import InternalCA
 
     folder = _folder(home)
@@ -188,7 +188,9 @@ def rotate(
     console.line(
         "new invitations name it; " + ("it is shown within a minute" if alive(home) else "nobody serves it now")
     )
-    console.line(f"look     {again('aggregator ca show', home)}: one CA is left when every device holds this one")
+    console.line(
+        f"look     {command_line('aggregator ca show', home)}: one CA is left when every device holds this one"
+    )
 
 
 def _folder(home: Path | None) -> Path:
@@ -200,7 +202,7 @@ def _folder(home: Path | None) -> Path:
 
 def _rows(folder: Path, home: Path | None) -> list[Chain]:
     """Return the served chains, newest CA first; `NotFound` if the aggregator has no CA of its own."""
-    from thinwire.cli.local_state import again
+    from thinwire.cli.local_state import command_line
     from thinwire.core.errors import NotFound
     from thinwire.transport.protocol.certificates import chains
 
@@ -209,7 +211,7 @@ def _rows(folder: Path, home: Path | None) -> list[Chain]:
     raise NotFound(
         "this aggregator has no CA of its own",
         why="its device API has been on this machine only, or shows a certificate that you brought",
-        hint=again("aggregator start --listen 0.0.0.0:9090", home),
+        hint=command_line("aggregator start --listen 0.0.0.0:9090", home),
     )
 
 

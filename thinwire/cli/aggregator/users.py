@@ -28,9 +28,9 @@ FromStdin: TypeAlias = Annotated[
 @users.command()
 def add(name: UserName, role: Role = "viewer", password_stdin: FromStdin = False, home: Home = None) -> None:
     """Add a user, who then logs in to the dashboard with a password."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False, create=True) as store:
+    with open_store(home, read_only=False, create=True) as store:
         store.users.add(name, role, _password(password_stdin, f"users add {name}"), operator())
     console.line(f"{name} may log in, with the role {role}")
 
@@ -38,9 +38,9 @@ def add(name: UserName, role: Role = "viewer", password_stdin: FromStdin = False
 @users.command()
 def reset(name: UserName, password_stdin: FromStdin = False, home: Home = None) -> None:
     """Set a new password for a user, end the user's sessions, and revoke the user's tokens."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         store.users.require(name)
         store.users.set_password(name, _password(password_stdin, f"users reset {name}"), operator())
     console.line(f"{name} has a new password; the sessions of {name} have ended, and the tokens are revoked")
@@ -49,9 +49,9 @@ def reset(name: UserName, password_stdin: FromStdin = False, home: Home = None) 
 @users.command()
 def disable(name: UserName, home: Home = None) -> None:
     """Disable a user: no login, session or token of the user works any more."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         store.users.disable(name, operator())
     console.line(f"{name} is disabled: no login, no session and no token works any more")
 
@@ -59,9 +59,9 @@ def disable(name: UserName, home: Home = None) -> None:
 @users.command()
 def enable(name: UserName, home: Home = None) -> None:
     """Enable a disabled user."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         store.users.enable(name, operator())
     console.line(f"{name} may log in again")
 
@@ -71,9 +71,9 @@ def list_users(json: Json = False, home: Home = None) -> None:
     """List the users of the dashboard, with their roles."""
     from dataclasses import asdict
 
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import open_store
 
-    with opened(home) as store:
+    with open_store(home) as store:
         found = store.users.all()
     if json:
         console.document([asdict(row) for row in found])
@@ -102,11 +102,11 @@ def add_token(
     """Make a token for the API, and print its secret, which is kept nowhere."""
     from dataclasses import asdict
 
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
     from thinwire.cli.params import parse_duration
 
     expires_s = parse_duration(expires, "--expires")
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         run_id = store.run(run).run_id if run else ""
         made = store.tokens.make(name, user, role, run_id, expires_s, operator())
     if json:
@@ -123,9 +123,9 @@ def list_tokens(json: Json = False, home: Home = None) -> None:
     """List the tokens of the API, without their secrets."""
     from dataclasses import asdict
 
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import open_store
 
-    with opened(home) as store:
+    with open_store(home) as store:
         found = store.tokens.all()
     if json:
         console.document([asdict(row) for row in found])
@@ -144,9 +144,9 @@ def revoke_token(
     number: Annotated[int, typer.Argument(metavar="ID", help="number of the token (tokens list)")], home: Home = None
 ) -> None:
     """Revoke a token at once."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         store.tokens.revoke(number, operator())
     console.line(f"token {number} is revoked")
 

@@ -18,12 +18,12 @@ from thinwire.cli import console
 from thinwire.cli import service as client_service
 from thinwire.cli.client import kept_runs
 from thinwire.cli.local_state import (
-    began,
-    chosen,
+    choose_client,
     client_here,
+    client_names,
+    device_name,
     is_joined,
     joined_url,
-    named,
 )
 from thinwire.cli.params import ClientName, Data, Follow, Home, Json, Lines, NewName, OneName
 from thinwire.core import formatting
@@ -83,7 +83,7 @@ def start(
         aggregator,
         tuple(task or ()),
         data,
-        chosen(name, find_home(home)) if is_joined(aggregator) else named(name),
+        choose_client(name, find_home(home)) if is_joined(aggregator) else device_name(name),
         partition,
         split,
         seed,
@@ -114,7 +114,7 @@ def join(
     """Join an aggregator with an invitation: make this device's key, and keep the aggregator's pin."""
     from thinwire.cli.client import enrol
 
-    enrol.join(url, invite, named(name), home).tell(home, json)
+    enrol.join(url, invite, device_name(name), home).tell(home, json)
 
 
 @app.command()
@@ -132,7 +132,7 @@ def leave(
     from thinwire.cli.client import enrol
     from thinwire.core.statedir import find_home
 
-    enrol.leave(chosen(name, find_home(home)), home, force)
+    enrol.leave(choose_client(name, find_home(home)), home, force)
 
 
 @app.command()
@@ -142,7 +142,7 @@ def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
 
     at = find_home(home)
     clients = at / "clients"
-    there = began(at)
+    there = client_names(at)
     names = [client_here(name, at)[0]] if name else there
     rows = [look(at, one) for one in names]
     if json:
@@ -251,7 +251,7 @@ def doctor(
     from thinwire.core.statedir import find_home
 
     at = find_home(home)
-    raise typer.Exit(tell(examine(at / "clients" / chosen(name, at), aggregator, task or ()), json))
+    raise typer.Exit(tell(examine(at / "clients" / choose_client(name, at), aggregator, task or ()), json))
 
 
 SHOWN_SKEW_S = 1.0  # a smaller clock skew causes no failure and is not shown

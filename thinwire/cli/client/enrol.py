@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli import console
-from thinwire.cli.local_state import again, joined_url
+from thinwire.cli.local_state import command_line, joined_url
 from thinwire.core import formatting
 from thinwire.core.start_options import StartOptions
 
@@ -59,8 +59,10 @@ class Standing:
         else:
             console.line(f"state    {self.state}")
         start = f"client start --task NAME=MODULE --name {self.name}"
-        console.line(f"next     {again(start, home)}")
-        console.line(f"         {again(f'client service install --name {self.name}', home)}    (once that works)")
+        console.line(f"next     {command_line(start, home)}")
+        console.line(
+            f"         {command_line(f'client service install --name {self.name}', home)}    (once that works)"
+        )
 
 
 def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
@@ -184,7 +186,7 @@ def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | 
     if invitation.pin not in (SYSTEM if trust.system else "", *trust.pins):
         raise ThinwireError(
             f"{name} has joined another aggregator already: {trust.url}", why="it has one key, which is known there",
-            hint=f"another --name; or first: {again(f'client leave --name {name}', home)}",
+            hint=f"another --name; or first: {command_line(f'client leave --name {name}', home)}",
         )  # fmt: skip
 
 
@@ -205,7 +207,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     if not (folder / KEY_FILE).exists():
         raise NotFound(
             f"no client {name!r} is known anywhere", why=f"there is no key in {folder}",
-            hint=f"{again('client status', home)} lists those of this machine",
+            hint=f"{command_line('client status', home)} lists those of this machine",
         )  # fmt: skip
     stop = service(name)
     if about := holder(folder / "lock"):
@@ -213,7 +215,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
         first = stop or f"Ctrl-C where it runs, or kill {pid}"
         raise ThinwireError(
             f"{name} is running: process {pid}", why="it would go on with a key that nobody takes any more",
-            hint=f"stop it first ({first}), then: {again(f'client leave --name {name}', home)}",
+            hint=f"stop it first ({first}), then: {command_line(f'client leave --name {name}', home)}",
         )  # fmt: skip
     if stop:
         console.note(f"its service would start again without a key: {stop}")
@@ -231,7 +233,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
                 raise Unreachable(
                     f"{name} has not left, and its key is still here: {error.what}", why=error.why,
                     hint="try again; or delete the key all the same: "
-                    + again(f"client leave --name {name} --force", home),
+                    + command_line(f"client leave --name {name} --force", home),
                 ) from error  # fmt: skip
             console.note(error.text())
             console.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")

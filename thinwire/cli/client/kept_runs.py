@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.local_state import again, client_here
+from thinwire.cli.local_state import client_here, command_line
 from thinwire.cli.params import ClientName, Home, Json, require_new_file
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def delete(
         if not sys.stdin.isatty():
             raise UsageError(
                 f"{one.run} is not deleted without --yes", why="nothing brings its personal layers back",
-                hint=again(f"client runs delete {one.run} --yes", home),
+                hint=command_line(f"client runs delete {one.run} --yes", home),
             )  # fmt: skip
         if not typer.confirm(f"Delete what {called} keeps of {one.run}; nothing brings it back?"):
             console.line(f"{one.run} stays")
@@ -128,7 +128,7 @@ def _kept(folder: Path, called: str, run_id: str, home: Path | None) -> KeptRun:
     raise NotFound(
         f"{called} keeps no run {run_id!r}" if not found else f"several runs begin with {run_id!r}",
         why=several or f"it keeps {counted(len(there), 'run')}, and none has this id",
-        hint=again(f"client runs list --name {called}", home),
+        hint=command_line(f"client runs list --name {called}", home),
     )
 
 

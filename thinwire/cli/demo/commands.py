@@ -27,7 +27,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.demo.processes import SLOW_STEP_S, Crowd, Disturbance, names_of, roles
 from thinwire.cli.demo.report import document, protected, spent, tell_table
-from thinwire.cli.local_state import again, aggregator_home, opened
+from thinwire.cli.local_state import aggregator_home, command_line, open_store
 from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core import formatting
@@ -86,7 +86,7 @@ def show(
         if code == 0:
             found |= _baselines(plan, count)
         found |= {"baselines_s": time.monotonic() - since}
-        with opened(home) as store:
+        with open_store(home) as store:
             found = document(store, run_id) | found
             found |= {"start_s": next((one.opened_at - began_at for one in store.rounds(run_id)), 0.0)}
             if secure:
@@ -136,7 +136,7 @@ def _show_page(about: Mapping[str, Any], home: Path, browse: bool, store: Store,
     if sys.stderr.isatty():
         console.note(f"web      {url}")
     else:  # this output may be kept in a file, so it has no login code
-        login = again("aggregator status --login", home)
+        login = command_line("aggregator status --login", home)
         console.note(f"web      {about['dashboard_url']}/{page}    (to log in: {login})")
     if browse and has_desktop():
         webbrowser.open(url)
@@ -170,7 +170,7 @@ def _run(
         start(name)
     processes, each = formatting.counted(count, "process", "processes"), formatting.counted(threads, "torch thread")
     console.note(f"clients  {processes}, {each} each; {slow} is slow")
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         run_id = hand_over(store, home, plan, plan_file(kind_of(plan)), None)
         show_page(store, run_id)
         disturbance = Disturbance(victim, max(1, plan.run.rounds // 2), crowd.kill, start)
@@ -313,7 +313,7 @@ def measured(home: Path, run_id: str, plan: RunPlan, clients: int) -> float:
     from thinwire.reports.stored_models import stored_model
 
     file = home / "released.safetensors"
-    with opened(home) as store:
+    with open_store(home) as store:
         stored_model(store, aggregator_home(home), run_id, "last").export(file)
     measure: Callable[..., Mapping[str, float]] = runpy.run_path(str(digits() / "centralised.py"))["measured"]
     return measure(file, plan, clients, SPLIT)["accuracy"]

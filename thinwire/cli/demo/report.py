@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
-from thinwire.cli.local_state import again
+from thinwire.cli.local_state import command_line
 from thinwire.cli.runs.render import total
 from thinwire.core import formatting
 
@@ -161,8 +161,8 @@ def tell_table(found: dict[str, Any]) -> None:
     console.note("next")
     if (activate := activation()) is not None:
         console.note(f"  find thinwire here      {activate}")
-    console.note(f"  every round of it       {again('runs show latest', home)}")
-    console.note(f"  take the model          {again('runs model latest --out model.safetensors', home)}")
+    console.note(f"  every round of it       {command_line('runs show latest', home)}")
+    console.note(f"  take the model          {command_line('runs model latest --out model.safetensors', home)}")
     console.note("  a model of your own     thinwire init mine")
     console.note(f"  remove all of this      rm -r {home}")
 

@@ -40,13 +40,20 @@ def list_(
 ) -> None:
     """List the devices that this aggregator knows."""
     from thinwire.cli.devices import render
-    from thinwire.cli.local_state import absent, aggregator_home, has_database, opened, require_home, way_back
+    from thinwire.cli.local_state import (
+        absence_text,
+        aggregator_home,
+        has_database,
+        open_store,
+        require_home,
+        start_hint,
+    )
 
     require_home(home)
     if not has_database(aggregator_home(home)):
         render.print_no_devices(json)
         return
-    with opened(home) as store:
+    with open_store(home) as store:
         if log:
             render.print_audit_log(store.audit.actions(), store.audit.notes(), json)
         else:
@@ -57,18 +64,18 @@ def list_(
                 return
             render.print_devices(found, aggregator, json)
             if found and not (aggregator.alive or json):
-                console.note(f"{absent(home)}: nobody can tell who is online; {way_back(home)}")
+                console.note(f"{absence_text(home)}: nobody can tell who is online; {start_hint(home)}")
 
 
 @app.command()
 def show(name: Device, json: Json = False, home: Home = None) -> None:
     """Show one device: its equipment, its versions and its history."""
     from thinwire.cli.devices import render
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import open_store
     from thinwire.core.errors import NotFound
     from thinwire.store import LINK_KINDS
 
-    with opened(home, read_only=True) as store:
+    with open_store(home, read_only=True) as store:
         rows, links, aggregator = list(store.devices()), store.measures(*LINK_KINDS), _aggregator_state(home, store)
     found = next((info for info in rows if info.row.name == name), None)
     if found is None:
@@ -111,7 +118,7 @@ def invite(
     """Make invitations; each enrolls one device, once."""
     from thinwire.cli.devices import render
     from thinwire.cli.devices.files import new_table, read_names, write_table
-    from thinwire.cli.local_state import aggregator_home, opened, operator, require_home
+    from thinwire.cli.local_state import aggregator_home, open_store, operator, require_home
     from thinwire.cli.params import parse_duration
     from thinwire.core.errors import UsageError
     from thinwire.core.invitation import InviteAddress
@@ -119,7 +126,7 @@ def invite(
     if listed or withdraw is not None:
         if (listed and withdraw is not None) or count is not None or names or out or by_hand:
             raise UsageError("--list and --withdraw stand alone", hint="thinwire devices invite --list")
-        with opened(home, read_only=listed) as store:
+        with open_store(home, read_only=listed) as store:
             if withdraw is not None:
                 store.invitations.withdraw(withdraw, operator())
             render.print_invitations(store.invitations.all(), withdraw, json)
@@ -133,7 +140,7 @@ def invite(
         console.note(f"an aggregator is starting (process {process}) ...")
         until(lambda: not starting(home), START_S)
     address = InviteAddress.read(aggregator_home(home).root)
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
 
         def made() -> list[Invited]:
             return store.invitations.invite(1 if count is None else count, wanted, expires_s, by_hand, operator())
@@ -166,7 +173,7 @@ def approve(
     """Approve a device that is pending or revoked, or one whose public key you have."""
     from thinwire.cli.devices import render
     from thinwire.cli.devices.files import read_public_key
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
     from thinwire.core.errors import UsageError
 
     if (name is None) == (key is None) or (key is None) != (as_name is None):
@@ -174,7 +181,7 @@ def approve(
             "say which device", hint="thinwire devices approve NAME, or approve --key FILE.pub --name NAME"
         )
     der = read_public_key(key) if key else b""
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         if name is not None:
             store.roster.approve(name, operator())
         else:
@@ -192,10 +199,10 @@ def approve(
 @app.command()
 def revoke(name: Device, json: Json = False, home: Home = None) -> None:
     """Revoke a device at once; its aggregated updates stay in the model."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
     from thinwire.web.device_queries import stays
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         confirmed, rounds = revoke_access(store, home, name, operator())
     if json:
         console.document({"name": name, "state": "revoked", "confirmed": confirmed, "rounds": rounds})
@@ -218,9 +225,9 @@ def rename(
     home: Home = None,
 ) -> None:  # fmt: skip
     """Rename a device; its key and its history stay."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         store.roster.rename(old, new, operator())
     if json:
         console.document({"name": new, "was": old})
@@ -231,10 +238,10 @@ def rename(
 @app.command(context_settings=TAG_SETTINGS)
 def tag(name: Device, tags: Tags = None, json: Json = False, home: Home = None) -> None:
     """Add tags to a device and remove them; without tags, show those that it has."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
     add, take = tag_changes(tags, f"thinwire devices tag {name}")
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         found = store.roster.tag(name, add, take, operator())
     if json:
         console.document({"name": name, "tags": found})
@@ -245,9 +252,9 @@ def tag(name: Device, tags: Tags = None, json: Json = False, home: Home = None) 
 @app.command()
 def remove(name: Device, json: Json = False, home: Home = None) -> None:
     """Remove a device that never got an assignment; its name is free again."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         store.remove_device(name, operator())
     if json:
         console.document({"device": name, "removed": True})
@@ -266,9 +273,9 @@ def forget(
 
     Not reached: backups, logs, exported files and models (docs/how/personal-data.md).
     """
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         found = store.forget_device(name, operator(), with_others=yes)
     if json:
         of = {"pseudonym": "pseudonym", "kept": "kept_names", "others": "others"}

@@ -45,10 +45,10 @@ def key(
 @app.command()
 def export(out: Out = None, home: Home = None) -> None:
     """Print the approved devices and their public keys, unsigned."""
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import open_store
     from thinwire.privacy.pinned_roster import write_roster
 
-    with opened(home, read_only=True) as store:
+    with open_store(home, read_only=True) as store:
         approved = {row.name: row.public_key for row in store.roster.rows() if row.state == "approved"}
     _give(out, write_roster(approved))
 

@@ -48,13 +48,13 @@ def show(
     home: Home = None,
 ) -> None:
     """Show one run, round by round; with secure aggregation also the phases of its last round."""
-    from thinwire.cli.local_state import again, end_abandoned, opened
+    from thinwire.cli.local_state import command_line, end_abandoned, open_store
     from thinwire.cli.runs.render import run_document
     from thinwire.core.errors import NotFound
     from thinwire.store.explaining import explain_rounds, explain_run, totals_of
 
     end_abandoned(home)
-    with opened(home) as store:
+    with open_store(home) as store:
         if (gone := store.deleted_run(run_id)) is not None:
             _show_deleted(gone, json)
             return
@@ -63,7 +63,7 @@ def show(
         if number is not None and number > last:
             raise NotFound(
                 f"{row.run_id} has no round {number}", why=f"it has opened {last}",
-                hint=again(f"runs show {row.run_id}" + (f" --round {last}" if last else ""), home),
+                hint=command_line(f"runs show {row.run_id}" + (f" --round {last}" if last else ""), home),
             )  # fmt: skip
         if json:
             more = explanations_document(store.explanations(row.run_id, number or 1, number)) if why else {}
@@ -239,11 +239,11 @@ def _round(r: RoundRow, slowest: str) -> tuple[str, ...]:
 @app.command()
 def watch(run_id: RunId = "latest", home: Home = None) -> None:
     """Follow a run to its end; the exit code is the run's. Ctrl-C ends this command, not the run."""
-    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.cli.local_state import end_abandoned, open_store
     from thinwire.cli.runs.progress import follow
 
     end_abandoned(home)
-    with opened(home) as store:
+    with open_store(home) as store:
         row = store.run(run_id)
         raise typer.Exit(follow(store, row.run_id, home, watch_aggregator=row.source == "devices"))
 
@@ -257,11 +257,11 @@ def model(
     home: Home = None,
 ) -> None:
     """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
-    from thinwire.cli.local_state import aggregator_home, opened
+    from thinwire.cli.local_state import aggregator_home, open_store
     from thinwire.reports.stored_models import stored_model
 
     require_new_file(out)
-    with opened(home) as store:
+    with open_store(home) as store:
         found = stored_model(store, aggregator_home(home), run_id, which)
     names = found.export(out)
     if json:

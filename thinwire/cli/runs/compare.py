@@ -97,11 +97,11 @@ def _of_runs(
     ids: list[str], metric: str, target: float | None, link: Link, home: Path | None, with_rounds: bool
 ) -> Compared:
     """Compare stored runs, a row each."""
-    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.cli.local_state import end_abandoned, open_store
     from thinwire.reports.comparison import compare_runs
 
     end_abandoned(home)
-    with opened(home) as store:
+    with open_store(home) as store:
         found = compare_runs(store, ids, metric, target, link, with_rounds)
     _require_measured(metric, set(found.metrics))
     return found.rows, found.apart, found.metric, found.document()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.console import as_typed, note
-from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
+from thinwire.cli.local_state import absence_text, alive, end_abandoned, start_hint
 from thinwire.core.events import ENDED, NO_STEP
 from thinwire.core.formatting import CHOSEN, NOTHING, capped_text, counted, duration, figure, size
 from thinwire.core.signals import interruptible
@@ -65,9 +65,9 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
                 end_abandoned(home)
             if watch_aggregator and time.monotonic() - looked > ALIVE_S:
                 was_gone, looked = gone, time.monotonic()
-                gone = "" if alive(home) else was_gone or absent(home)
+                gone = "" if alive(home) else was_gone or absence_text(home)
                 if gone and not was_gone:
-                    tell(f"{gone}; the run goes on when one does: {way_back(home)}")
+                    tell(f"{gone}; the run goes on when one does: {start_hint(home)}")
                 elif was_gone and not gone:
                     tell("an aggregator is running again")
             waits = behind(store.run(run_id), store.run_queue()) if teller.status == "queued" else ""

@@ -231,7 +231,7 @@ def list_(
     home: Home = None,
 ) -> None:
     """List all runs, the newest first, and the groups of simulated runs; archived and deleted runs are left out."""
-    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, has_database, opened
+    from thinwire.cli.local_state import aggregator_home, command_line, end_abandoned, has_database, open_store
     from thinwire.reports.sweep_results import groups
     from thinwire.store.read_models import MEMORY_TEXT
 
@@ -239,7 +239,7 @@ def list_(
     if not has_database(aggregator_home(home)):
         rows: list[RunRow] = []
     else:
-        with opened(home) as store:
+        with open_store(home) as store:
             rows = [row for row in store.runs(with_deleted=deleted) if (row.deleted_at is not None) == deleted]
     if not deleted:
         rows = [row for row in rows if (row.archived_at is not None) == archived and set(tag or ()) <= {*row.tags}]
@@ -254,9 +254,9 @@ def list_(
     elif rows:
         _table(rows)
     elif narrowed:
-        console.note(f"no such runs; all others: {again('runs list', home)}")
+        console.note(f"no such runs; all others: {command_line('runs list', home)}")
     elif not swept:
-        console.note(f"no runs yet; to make one: {again('run PLAN', home)}")
+        console.note(f"no runs yet; to make one: {command_line('run PLAN', home)}")
     note_halted([] if deleted else rows, home)
     for row in rows:
         if row.status == "queued" and row.status_text.startswith(MEMORY_TEXT):
@@ -306,14 +306,14 @@ def _row(row: RunRow) -> tuple[str, ...]:
 
 def note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
     """Note the runs that make no progress because no aggregator is running, or its disk is full."""
-    from thinwire.cli.local_state import aggregator_home, alive, way_back
+    from thinwire.cli.local_state import aggregator_home, alive, start_hint
     from thinwire.core.disk_reserve import disk_full_text
 
     if (said := disk_full_text(aggregator_home(home).root)) and alive(home) is not None:
         console.note(said)
     halted = [row.run_id for row in rows if row.source == "devices" and row.status not in ENDED]
     if halted and alive(home) is None:
-        console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
+        console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {start_hint(home)}")
 
 
 def metrics(
@@ -324,13 +324,13 @@ def metrics(
     home: Home = None,
 ) -> None:
     """Show the metrics of each client: of the model that it got, and of its training."""
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import open_store
     from thinwire.core.errors import NotFound, UsageError
     from thinwire.reports.client_metrics import client_metrics, columns
 
     if csv and json:
         raise UsageError("--csv and --json are both given", why="each is a form of the same rows", hint="one of them")
-    with opened(home) as store:
+    with open_store(home) as store:
         run = store.run(run_id)
         try:
             rows, why = client_metrics(store, run, number), ""

@@ -39,10 +39,10 @@ def stop(
     home: Home = None,
 ) -> None:
     """Stop a run for good, now or after its open round; its models stay."""
-    from thinwire.cli.local_state import end_abandoned, opened, operator
+    from thinwire.cli.local_state import end_abandoned, open_store, operator
 
     end_abandoned(home)
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         row = store.run(run_id)
         if not (was_over := row.status in ENDED):
             store.command_run("stop-after-round" if after_round else "stop", row.run_id, operator())
@@ -76,9 +76,9 @@ def resume(run_id: RunId, json: Json = False, home: Home = None) -> None:
 
 def _command(verb: RunCommand, run_id: str, json: bool, home: Path | None) -> None:
     """Leave a command about a run for the aggregator, and wait until it has carried the command out."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         row = store.run(run_id)
         run_id, number = row.run_id, store.command_run(verb, row.run_id, operator())
         _until(lambda: _is_done(store.run(run_id), verb) or store.commands.result(number) is not None, row, home)
@@ -103,10 +103,10 @@ def _until(done: Callable[[], bool], row: RunRow, home: Path | None) -> bool:
 
 def _note_down(row: RunRow, home: Path | None) -> None:
     """Print how to start the aggregator again if the command waits for it."""
-    from thinwire.cli.local_state import absent, alive, way_back
+    from thinwire.cli.local_state import absence_text, alive, start_hint
 
     if not _nobody_serves(row) and not alive(home):
-        console.note(f"{absent(home)}: {way_back(home)}")
+        console.note(f"{absence_text(home)}: {start_hint(home)}")
 
 
 def _is_done(row: RunRow, verb: RunCommand) -> bool:
@@ -146,10 +146,10 @@ Yes = Annotated[bool, typer.Option("--yes", help="confirm the deletion; also tak
 
 def tag(run_id: RunId, tags: Tags = None, json: Json = False, home: Home = None) -> None:
     """Add tags to a run and remove them; without tags, show those that it has."""
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
     add, remove = tag_changes(tags, f"thinwire runs tag {run_id}")
-    with opened(home, read_only=not (add or remove)) as store:
+    with open_store(home, read_only=not (add or remove)) as store:
         row = store.run(run_id)
         found = store.tag_run(row.run_id, add, remove, operator()) if add or remove else row.tags
     if json:
@@ -169,9 +169,9 @@ def unarchive(run_id: RunId, json: Json = False, home: Home = None) -> None:
 
 
 def _archive(run_id: str, is_archived: bool, json: bool, home: Path | None) -> None:
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         row = store.run(run_id)
         store.archive_run(row.run_id, is_archived, operator())
     if json:
@@ -188,11 +188,11 @@ def delete(run_id: RunId, yes: Yes = False, json: Json = False, home: Home = Non
 
     Its row, the audit log and all entries of the privacy ledger stay, and its id is never given again.
     """
-    from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
+    from thinwire.cli.local_state import aggregator_home, end_abandoned, open_store
     from thinwire.server.run_deletion import delete_run, require_deletable
 
     end_abandoned(home)
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         row = store.deleted_run(run_id) or store.run(run_id)
         require_deletable(row, with_queued=yes or sys.stdin.isatty())
         if not yes and row.deleted_at is None:
@@ -221,13 +221,13 @@ def extend(
 
     Devices begin with residual 0; the schedule of the learning rate keeps its number of rounds unless --set.
     """
-    from thinwire.cli.local_state import aggregator_home, alive, end_abandoned, opened, start_again
+    from thinwire.cli.local_state import aggregator_home, alive, end_abandoned, open_store, start_again
     from thinwire.core.formatting import counted
     from thinwire.server.run_extension import extend_run
 
     end_abandoned(home)
     args = {"rounds": rounds, "sets": overrides(sets)}
-    with opened(home, read_only=False) as store:
+    with open_store(home, read_only=False) as store:
         row, place = store.run(run_id), aggregator_home(home)
         here = partial(extend_run, store, place)
         result = carried_out(store, home, "extend-run", row.run_id, args, here)
@@ -312,13 +312,13 @@ def clone(
 ) -> None:
     """Start a new run with the plan that an old one was started with, with changes; print its id."""
     from thinwire.aggregation import codecs
-    from thinwire.cli.local_state import again, opened, require_alive
+    from thinwire.cli.local_state import command_line, open_store, require_alive
     from thinwire.cli.run import require_known
     from thinwire.core import RunPlan
     from thinwire.core.plan_rules import as_error
     from thinwire.core.plan_text import plan_text
 
-    with opened(home, read_only=show) as store:
+    with open_store(home, read_only=show) as store:
         row = store.run(run_id)
         old = RunPlan.from_json(row.first_plan)
         if row.is_extended:
@@ -337,7 +337,7 @@ def clone(
         console.document({"run_id": made, "cloned_from": row.run_id})
     else:
         console.line(made)
-        console.note(f"watch it: {again(f'runs watch {made}', home)}")
+        console.note(f"watch it: {command_line(f'runs watch {made}', home)}")
 
 
 def _submit(

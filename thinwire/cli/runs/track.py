@@ -61,7 +61,7 @@ def track(run_id: RunId = "latest", to: To = "mlflow", place: Place = "", home: 
     MLflow and Weights & Biases take their settings (MLFLOW_TRACKING_URI, WANDB_PROJECT, WANDB_MODE=offline) from the
     environment.
     """
-    from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
+    from thinwire.cli.local_state import aggregator_home, end_abandoned, open_store
 
     opening = opener(to, place)
 
@@ -69,7 +69,7 @@ def track(run_id: RunId = "latest", to: To = "mlflow", place: Place = "", home: 
         time.sleep(seconds)
         end_abandoned(home)  # nobody else may look after a simulation whose process died
 
-    with opened(home) as store:
+    with open_store(home) as store:
         row = store.run(run_id)
         with alone(aggregator_home(home).root, row.run_id, to, place):
             console.note(f"{row.run_id}: its rounds go to {to}")

@@ -24,7 +24,7 @@ def test_a_run_of_the_same_name_in_between_gives_no_release_for_free(tmp_path, r
         assert len(device.ledger.bookings) == count
         if restarts:
             device.start()
-        assert device.rule(1, "init", identity="another run", assignment_id="b-1") == ""
+        assert device.rule(1, "init", identity="another run", assignment_id="b-1") == "privacy"
     assert device.ledger.spent(device.dataset) == DeviceLedger(tmp_path / "device").spent(device.dataset)
 
 

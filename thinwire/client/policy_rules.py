@@ -213,6 +213,8 @@ def _privacy(assignment: _Assignment) -> Denied | None:
         return Denied("privacy", f'mode = "{mode}" is not private enough here')
     if mode != "off" and assignment.kind == "evaluate":
         return Denied("privacy", "the plan is private, and metrics would leave this device without noise")
+    if mode != "off" and assignment.kind == "init":  # model() may know what data() has read in the same process
+        return Denied("privacy", "the plan is private, and a first model would leave this device without noise")
     if mode != "off" and assignment.facts.no_ledger:
         return Denied("privacy", assignment.facts.no_ledger)
     return None

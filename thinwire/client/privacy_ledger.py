@@ -331,36 +331,35 @@ class Account:
     ) -> Prospect:
         """Return what the assignment would spend; epsilon only if a `limit` is given: the largest epsilon, and delta.
 
-        To make a first model reads no data, so it adds nothing. What an evaluation spends is not known here. A run
-        in which the data took part as often as its plan allows, spends nothing more: its epsilon counts on that.
+        Only training spends: a first model and an evaluation have no noise, so a private plan's are declined. A run in
+        which the data took part as often as its plan allows, spends nothing more: its epsilon counts on that.
         """
         from thinwire.privacy.noise_plan import participations_of  # a device without private runs loads no accountant
 
-        if plan.privacy.mode == "off" or assignment.kind not in ("init", "train"):
+        if plan.privacy.mode == "off" or assignment.kind != "train":
             return Prospect()
         try:
-            dataset, booking, took = self.dataset(assignment.task), None, None
+            dataset = self.dataset(assignment.task)
             spent = Counter(self.ledger.spent(dataset))
-            if assignment.kind == "train":
-                population, release = self.release(assignment, plan)
-                require_readable(release)
-                self.ledger.require_room(population)
-                origin = (named_model(plan.run.init) or ("", ""))[0]
-                if plan.privacy.mode != "example" and self.ledger.has_other_data(assignment.identity, origin, dataset):
-                    return Prospect(unknown="other data of this device took part in this run, and it keeps some of it")
-                booking = Booking(
-                    at, dataset.name, dataset.data, population, release, assignment.run, assignment.identity,
-                    assignment.round, assignment.assignment_id, sequence,
-                )  # fmt: skip
-                is_booked = self.ledger.has(booking)
-                most, here = participations_of(plan), self.ledger.rounds_of(assignment.identity, dataset) - is_booked
-                if here >= most:
-                    return Prospect(unknown=f"its data took part in {here} rounds of this run, the plan allows {most}")
-                near, apart = self.ledger.nearest_round(booking), plan.privacy.min_separation
-                if near is not None and apart > 1 and abs(near - booking.round) < apart:
-                    return Prospect(unknown=f"its data took part in round {near}, the plan keeps {apart} rounds apart")
-                took = self.ledger.participations(dataset, population) - is_booked
-                spent[release] += not is_booked
+            population, release = self.release(assignment, plan)
+            require_readable(release)
+            self.ledger.require_room(population)
+            origin = (named_model(plan.run.init) or ("", ""))[0]
+            if plan.privacy.mode != "example" and self.ledger.has_other_data(assignment.identity, origin, dataset):
+                return Prospect(unknown="other data of this device took part in this run, and it keeps some of it")
+            booking = Booking(
+                at, dataset.name, dataset.data, population, release, assignment.run, assignment.identity,
+                assignment.round, assignment.assignment_id, sequence,
+            )  # fmt: skip
+            is_booked = self.ledger.has(booking)
+            most, here = participations_of(plan), self.ledger.rounds_of(assignment.identity, dataset) - is_booked
+            if here >= most:
+                return Prospect(unknown=f"its data took part in {here} rounds of this run, the plan allows {most}")
+            near, apart = self.ledger.nearest_round(booking), plan.privacy.min_separation
+            if near is not None and apart > 1 and abs(near - booking.round) < apart:
+                return Prospect(unknown=f"its data took part in round {near}, the plan keeps {apart} rounds apart")
+            took = self.ledger.participations(dataset, population) - is_booked
+            spent[release] += not is_booked
             return Prospect(booking, None if limit is None else self.epsilon(spent, *limit), took)
         except ThinwireError as error:
             return Prospect(unknown=error.what)

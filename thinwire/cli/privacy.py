@@ -125,7 +125,8 @@ def settle(
     """Charge a population for rounds that a restored ledger may have lost, and allow private rounds again.
 
     N is the most rounds that can have begun between the backup and the restore. They are charged to every device as
-    releases of the costliest kind in the ledger, or as --release if that costs more. The charge is never taken back.
+    releases of the costliest kind in the ledger, or as --release if that costs more. Rounds that a device has in its
+    own ledger are charged without sampling. The charge is never taken back.
 
     With --device, N is the number of rounds in which this device took part before it enrolled here: under an enrolment
     that was forgotten, at another aggregator, or with a ledger that it lost.
@@ -133,7 +134,7 @@ def settle(
     from thinwire.cli.local_state import open_store, operator
 
     with open_store(home, read_only=False) as store:
-        charged = _release_to_charge(store, population, rounds, release)
+        charged = _release_to_charge(store, population, rounds, release, device)
         store.privacy.settle(population, rounds, charged, operator(), device)
     if json:
         console.document({"population": population, "rounds": rounds, "release": charged, "device": device})
@@ -145,7 +146,7 @@ def settle(
         )
 
 
-def _release_to_charge(store: Store, population: str, rounds: int, release: str) -> str:
+def _release_to_charge(store: Store, population: str, rounds: int, release: str, device: str) -> str:
     """Return the costliest of the population's releases and of `release`, as JSON; "" for no rounds.
 
     A population without releases is charged the costliest of all populations. `UsageError` if there is none at all.
@@ -154,6 +155,7 @@ def _release_to_charge(store: Store, population: str, rounds: int, release: str)
 
     from thinwire.core.errors import UsageError
     from thinwire.privacy.accounting import costliest, releases_of
+    from thinwire.store.privacy_devices import without_sampling
 
     rows, deltas = store.privacy.rows(), [_delta(row.plan) for row in store.runs(with_deleted=True)]
     spent = Counter[str]()
@@ -162,6 +164,7 @@ def _release_to_charge(store: Store, population: str, rounds: int, release: str)
             spent[row.release] += row.count
     kinds = set(spent) or {row.release for row in rows if row.count}
     kinds |= {one.to_json() for one in releases_of({release: 1} if release else {})}
+    kinds = {without_sampling(kind) for kind in kinds} if device else kinds
     charged = costliest(kinds, spent, rounds, min(deltas, default=DELTA)) if rounds else ""
     if rounds and not charged:
         raise UsageError(

@@ -19,6 +19,8 @@ Entries are only added, so nothing that was spent is ever taken back.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +36,6 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
-    func,
     select,
     update,
 )
@@ -93,6 +94,7 @@ PrivacySpent = Table(
 
 EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
 KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63, and a pseudonym fewer
+SELDOM: Final = 40 * math.log(2)  # a device is in more sampled rounds than `most_booked` with a probability of 2^-40
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,38 @@ def shortfalls(connection: Connection, population: str) -> dict[str, Shortfall]:
     if not (rows := [row for row in connection.execute(approved) if row.booked.get(key)]):
         return {}
     spent = sums(connection, population)
+    of_all = sum(most_booked(release, count) for release, count in spent.pop(EVERYONE, Counter[str]()).items())
     found = dict[str, Shortfall]()
     for row in rows:
-        known = sum(spent[one].total() for one in {row.fingerprint, *row.other_keys, EVERYONE})
+        known = of_all + sum(spent[one].total() for one in {row.fingerprint, *row.other_keys} - {EVERYONE})
         if (reported := int(row.booked[key])) > known:
             found[row.name] = Shortfall(reported, known, int(row.brought.get(key, 0)))
     return dict(sorted(found.items(), key=lambda one: -one[1].missing))
+
+
+def most_booked(release: str, count: int) -> int:
+    """Return how many of `count` releases of everyone one device can have in its own ledger.
+
+    That is all of them, but with Poisson sampling: a device books the rounds in which it was sampled, each by a coin of
+    its own. Bernstein's inequality bounds their number, but for a probability of 2^-40.
+
+    >>> most_booked('{"rate": 0.01}', 1000), most_booked('{"rate": 1.0}', 1000)
+    (44, 1000)
+    """
+    rate = float(json.loads(release).get("rate", 1.0))
+    variance = rate * (1 - rate) * count
+    most = rate * count + SELDOM / 3 + math.sqrt(SELDOM**2 / 9 + 2 * SELDOM * variance)
+    return min(count, math.floor(most)) if rate < 1 else count
+
+
+def without_sampling(release: str) -> str:
+    """Return what a round costs a device that is known to have been in it: no coin hides that.
+
+    >>> without_sampling('{"rate": 0.01, "variance": 4.0}')
+    '{"rate": 1.0, "variance": 4.0}'
+    """
+    said = json.loads(release)
+    return json.dumps({**said, "rate": 1.0}, sort_keys=True) if said.get("rate", 1.0) < 1 else release
 
 
 def reported(connection: Connection, hello: Hello, at: float) -> dict[str, object]:
@@ -191,9 +219,11 @@ def reported(connection: Connection, hello: Hello, at: float) -> dict[str, objec
 
 def _missing(connection: Connection, booked: Mapping[str, int], devices: Iterable[str]) -> dict[str, int]:
     """Return how many of the reported releases are not stored under these devices, by the key of the population."""
-    of = select(PrivacySpent.c.population, func.sum(PrivacySpent.c.count)).where(PrivacySpent.c.device.in_(devices))
-    known = {population_key(name): int(n) for name, n in connection.execute(of.group_by(PrivacySpent.c.population))}
-    return {key: n - known.get(key, 0) for key, n in booked.items() if n > known.get(key, 0)}
+    known, spent = Counter[str](), PrivacySpent.c
+    of = select(spent.population, spent.device, spent.release, spent.count).where(spent.device.in_(devices))
+    for population, device, release, count in connection.execute(of):
+        known[population_key(population)] += most_booked(release, count) if device == EVERYONE else count
+    return {key: n - known[key] for key, n in booked.items() if n > known[key]}
 
 
 def put_pseudonym(connection: Connection, keys: Iterable[str], pseudonym: str) -> int:

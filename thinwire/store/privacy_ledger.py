@@ -12,7 +12,8 @@ what, and what happens with one that joins again: store/privacy_devices.py.
 
 An entry without participants counts for everyone in its population: a settlement, because nobody knows who took part,
 and a round with Poisson sampling, in which sampled and other clients pay alike. It counts for devices too that enrolled
-later, which is more than they spent.
+later, which is more than they spent. A device books the rounds alone in which it was sampled. So a sampled round proves
+no more than its rate of what a device reports, and a settlement of what devices report is charged without sampling.
 
 A device is stored as the fingerprint of its key, because its name may change or go to another device. A simulated
 device has no key and is stored by its name. `forget` puts a pseudonym in the place of a device, and keeps every count.
@@ -39,7 +40,16 @@ from thinwire.core.events import ClientSelected
 from thinwire.core.fleet import MAX_RELEASES, population_key
 from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store.database import Database
-from thinwire.store.privacy_devices import EVERYONE, PrivacyEntry, PrivacyParticipant, bearers, charge, shortfalls, sums
+from thinwire.store.privacy_devices import (
+    EVERYONE,
+    PrivacyEntry,
+    PrivacyParticipant,
+    bearers,
+    charge,
+    shortfalls,
+    sums,
+    without_sampling,
+)
 from thinwire.store.tables import Device, Run
 
 # The round is open, or ended without a release; its release is made; it was open in a backup that was restored, and is
@@ -271,7 +281,8 @@ class PrivacyLedger:
     def settle(self, population: str, rounds: int, release: str, who: str, device: str = "") -> None:
         """Charge `rounds` more of `release` to everyone in the population, for what this ledger may have lost.
 
-        It unblocks the population. With `device` it charges this device alone, for what it has brought with it or lost
+        It unblocks the population. Rounds that a device has in its own ledger cost what they cost without sampling,
+        because it was in them. With `device` it charges this device alone, for what it has brought with it or lost
         with its own ledger. Raise `UsageError` if nothing of the population is unknown, `NotFound` for an unknown
         device, and `Refused` if a device's own ledger shows that there were more.
         """
@@ -281,10 +292,6 @@ class PrivacyLedger:
                 why=f"it has a population, from 0 (for a device from 1) to {MAX_RELEASES} rounds, and their release",
                 hint=_settle(population or "POPULATION", "N", device),
             )
-        row = {
-            "state": "settled", "at": self._clock.wall(), "population": population, "count": rounds, "who": who,
-            "release": release if rounds else "",
-        }  # fmt: skip
         with self._database.writing() as connection:
             key, found = EVERYONE, shortfalls(connection, population)
             if device:
@@ -300,11 +307,29 @@ class PrivacyLedger:
                         why=f"{name} has {one.reported} releases in its own ledger, and {one.known} in this one",
                         hint=_settle(population, f"{one.missing}, or more", device),
                     )
-            entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.c.id)).scalar_one()
-            if device:
-                _add(connection, [(entry, key)])
-            if rounds:
-                charge(connection, population, release, [key], rounds)
+            certain = rounds if device else max((one.missing for one in found.values()), default=0)
+            for charged, count in _charges(release, rounds, certain):
+                row = {
+                    "state": "settled", "at": self._clock.wall(), "population": population, "count": count,
+                    "who": who, "release": charged if count else "",
+                }  # fmt: skip
+                entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.c.id)).scalar_one()
+                if device:
+                    _add(connection, [(entry, key)])
+                if count:
+                    charge(connection, population, charged, [key], count)
+
+
+def _charges(release: str, rounds: int, certain: int) -> list[tuple[str, int]]:
+    """Return what is charged for so many rounds: releases, each with its count.
+
+    A device was in `certain` of them for certain, by its own ledger or a person's word, so sampling amplifies nothing
+    of these. The others have the rate of the release.
+    """
+    full = without_sampling(release) if rounds else release
+    if full == release or not 0 < certain < rounds:
+        return [(full if certain else release, rounds)]
+    return [(full, certain), (release, rounds - certain)]
 
 
 def _accept(connection: Connection, population: str, device: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.client.test_private_assignments import Private
 from tests.support.gated_client import NOON, Device
 from tests.support.small_task import cross_entropy
 from thinwire.client.admission import WorkLimit
@@ -85,6 +86,16 @@ def test_training_is_stopped_by_the_clock_whatever_its_steps(tmp_path: Path) -> 
     assert device.rule(1, work=Work(10**12, 8)) == "max_assignment_minutes"
     device.admission.set_policy(Policy())
     assert isinstance(device.assign(2), ReplyHeader)
+
+
+@pytest.mark.parametrize("minutes", [0.003, 0.03])  # stopped, or declined by an estimate
+def test_a_protected_failure_does_not_tell_how_long_a_step_takes(tmp_path: Path, minutes: float) -> None:
+    """An aggregator that assigns 10^12 steps would read the time of one to many digits: it grows with the data."""
+    device = Private(tmp_path, Policy(max_assignment_minutes=minutes))
+    failure = device.assign(1, work=Work(10**12, 8))
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.text) == ("declined", "max_assignment_minutes: the work takes longer than is allowed")
+    assert "minutes" in device.aggregator.said[-1].partition("max_assignment_minutes")[2], "the owner reads how long"
 
 
 def test_work_under_way_ends_with_the_hours(tmp_path: Path) -> None:

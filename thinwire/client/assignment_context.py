@@ -38,6 +38,7 @@ SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
 SAY_SHARE = 0.1  # of the time since training began, between two lines: the log of hours fits on a screen
 MARGIN = 0.1  # share of the deadline that partial work leaves as a reserve
 LATE_SHARE = 0.5  # share of the allowed staleness for which a client trains that misses the deadline anyway
+TOO_LONG = "max_assignment_minutes: the work takes longer than is allowed"
 
 
 @dataclass(frozen=True)
@@ -206,13 +207,17 @@ class AssignmentContext:
     def do(
         self, executor: Executor, request: TrainRequest, client: ClientInfo, params: Vector, buffers: Vector | None
     ) -> TrainResult:
-        """Let the executor carry out a request; `CannotReply` ("declined") if the owner's limit ends it."""
+        """Let the executor carry out a request; `CannotReply` ("declined") if the owner's limit ends it.
+
+        The text of a protected plan has no times: how long a step takes may tell how many examples the device has.
+        """
         try:
             return executor.do(request, client, params, buffers, self.print_progress, self._is_over, self.left_s)
         except Cancelled:
             if self.limit is None or self.cancelled() or (ended := self.limit.exceeded()) is None:
                 raise
-            raise CannotReply("declined", ended.text) from None
+            text = TOO_LONG if self.plan.is_protected and ended.rule == "max_assignment_minutes" else ended.text
+            raise CannotReply("declined", text, owner_text=ended.text) from None
 
     def _is_over(self) -> bool:
         return self.cancelled() or (self.limit is not None and self.limit.exceeded() is not None)

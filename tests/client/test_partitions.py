@@ -60,6 +60,11 @@ def test_what_is_held_out_is_never_trained_on(size: int, share: float, seed: int
     assert len(test) >= 1
 
 
+def test_one_example_more_moves_others_as_the_how_to_of_private_records_says() -> None:
+    of_1000, of_1001 = (set(held_out(np.arange(size), 0.2, ClientInfo())[0].tolist()) for size in (1000, 1001))
+    assert len((of_1000 ^ of_1001) - {1000}) == 72
+
+
 @pytest.mark.parametrize(
     "spec",
     [

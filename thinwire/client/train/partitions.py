@@ -194,7 +194,8 @@ def own_part(labels: Labels | Mapping[str, Labels], client: ClientInfo) -> Indic
 def held_out(indices: Indices, share: float, client: ClientInfo) -> tuple[Indices, Indices]:
     """Split indices into (train, test): `share` of the examples is held out for evaluation.
 
-    The client's seed decides which. Each side has at least one example.
+    The client's seed and the number of examples decide which, so one example more moves others too: a run with
+    `[privacy] mode = "example"` counts on a training set in which it does not. Each side has at least one example.
     """
     count = min(max(1, round(share * len(indices))), len(indices) - 1)
     order = _draw(client.seed, "held-out", client.partition).permutation(len(indices))

@@ -15,6 +15,9 @@ with others may depend on their number, because a processor then adds in another
 Dropout and augmentation draw from generators that are seeded in secret in each step. With a public seed, one record
 more would change the draws of the others, and a reader of the model could compute how.
 
+A record is an element of the training data that data(client) gives. A split by the number of records, or a mean of all
+of them, makes others change with it: that is not covered either.
+
 Neither losses nor a count of examples leave: they would be facts of the data without noise.
 """
 

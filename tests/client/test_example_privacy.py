@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.gated_client import Device
 from tests.support.scripted_rng import ScriptedRng
 from tests.support.small_task import cross_entropy, examples, linear, local_of, normed, task_of
+from thinwire.client import execute, payload
 from thinwire.client.booking import DataSet
 from thinwire.client.policy import Policy
 from thinwire.client.privacy_ledger import Account, DeviceLedger
 from thinwire.client.private_noise import DeviceSecrets, NoisedGradients, private_steps
+from thinwire.client.run_state import ClientRunState
 from thinwire.client.task import initial_model
 from thinwire.client.train import data as batches
 from thinwire.client.train.errors import BadTask
@@ -32,6 +34,7 @@ from thinwire.client.train.trainer import TorchTrainer
 from thinwire.core import RunPlan
 from thinwire.core.privacy_numbers import squared_sensitivity
 from thinwire.core.protocol import without_facts
+from thinwire.core.records import replace
 from thinwire.core.types import ReplyHeader, Work
 from thinwire.privacy.accounting import Budget, Release, epsilon, unit_of
 from thinwire.privacy.noise_plan import noise_plan, spending
@@ -360,3 +363,39 @@ def test_what_another_plan_left_of_the_records_is_in_no_gradient(
     assert device.rule(2, codec="identity") == ""
     assert len(found) == 3
     assert set(found) == {0.0}
+
+
+WHOLE = TEXT.replace('"example"', '"central"').replace("records = 32\n", "")
+CENTRAL = WHOLE.replace("[local]", 'late = "drop"\n[local]')
+CLASSIC = '[uplink]\ncodec = "randk(0.2)"\nfeedback = "classic"\n'
+
+
+def test_what_another_plan_has_not_sent_is_in_no_noised_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A residual of central mode holds most of an update without noise, and no aggregator has seen it."""
+    found: list[bool] = []
+    encode = payload.encode
+
+    def noted(update: NDArray[Any], state: ClientRunState, *args: Any) -> Any:
+        found.append(state.residual is not None)
+        return encode(update, state, *args)
+
+    monkeypatch.setattr(execute, "encode", noted)
+    device = Sampled(tmp_path)
+    for number, text in enumerate([CENTRAL, TEXT, TEXT, CENTRAL, TEXT], 1):
+        device.aggregator.plan = RunPlan.parse(text.replace("rounds = 4", "rounds = 9") + CLASSIC)
+        assert device.rule(number, codec="randk(0.2)") == ""
+        assert device.handler.runs["small-1"][1].residual is not None
+        device.start()
+    assert found == [False, False, True, True, False], "what followed the noise may wait for the next noised update"
+
+
+def test_no_step_begins_at_an_update_of_another_plan(tmp_path: Path) -> None:
+    """With overlap training begins at the device's own last update, which would be in each gradient without noise."""
+    device = Sampled(tmp_path)
+    delivery = device.aggregator.assign(1)
+    folder, state = device.handler.runs.open("small-1", print)
+    started = replace(state, sequence=1, pending={"1": np.full(SIZE, 1e6, np.float32)})
+    device.handler.runs.commit(delivery.assignment, folder, started)
+    header, _ = device.aggregator.answer(device.handler, device.aggregator.assign(2))
+    assert isinstance(header, ReplyHeader)
+    assert dict(device.handler.runs["small-1"][1].pending) == {}

@@ -120,8 +120,8 @@ def train(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, executor: Executor, client: ClientInfo
 ) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
-    if job.plan.privacy.mode == "example":  # another plan of this run may have left values without noise in these
-        state = replace(state, buffers=None, counters={})
+    if job.plan.privacy.mode == "example":
+        state = _without_unnoised(state)
     model = _load(job, state, executor)
     request = _request(job, model)
     prepare_s = job.clock.now() - job.began
@@ -145,6 +145,12 @@ def train(
         after = replace(after, pending=outbox.with_update(after.pending, header, raw_update))
     raw_update /= raw_update.dtype.type(header.a)
     return Trained(header, after, raw_update, done.buffers, model.following, frozenset(t.name for t in model.personal))
+
+
+def _without_unnoised(state: ClientRunState) -> ClientRunState:
+    """Return the state without values in which another plan of this run may have left records without noise."""
+    state = replace(state, buffers=None, counters={}, pending={})
+    return state if state.noised else replace(state, residual=None, momentum=None, codec_arrays={})
 
 
 def _load(job: AssignmentContext, state: ClientRunState, executor: Executor) -> _LoadedModel:
@@ -319,6 +325,7 @@ def _encode(
     control_frames = following.differences(raw_update, assignment.codec, key) if following else []
     payloads, state = encode(raw_update, state, assignment.codec, uplink, layout, key, assignment.round)
     payloads += control_frames
+    state = replace(state, noised=job.plan.privacy.mode == "example")
     return payloads, replace(state, own=following.moved(payloads, assignment.codec)) if following else state
 
 

@@ -81,7 +81,7 @@ class ClientRunState:
 
     - `residual` is the error feedback's residual, or the EF21 reference if the plan uses EF21.
     - `codec_arrays` are the codec's own arrays, named SEGMENT/NAME.
-    - `encoded_at` is the round of the last encode.
+    - `encoded_at` is the round of the last encode, `noised` is True if that update had the noise of mode example.
     - `replica` is the replica, at version `replica_version`: the model to which the aggregator sends updates. It is
       kept if the downlink is compressed, and is never written to.
     - `own` is the control variate of SCAFFOLD or FedDyn: the sum of what this device sent of it
@@ -105,6 +105,7 @@ class ClientRunState:
     momentum: Vector | None = None
     codec_arrays: Arrays = field(default_factory=dict)
     encoded_at: int = 0
+    noised: bool = False
     references_from: int = 0
     replica: Vector | None = None
     replica_version: int = 0
@@ -156,7 +157,7 @@ class RunFolder:
             self._require_format(raw)
             outbox = [self._entry(row) for row in raw["outbox"]]
             plain: dict[str, Any] = {name: kind(raw[name]) for name, kind in PLAIN.items()}
-            state = ClientRunState(**plain, counters=dict(raw["counters"]))
+            state = ClientRunState(**plain, noised=bool(raw.get("noised")), counters=dict(raw["counters"]))
         except FileNotFoundError:
             return ClientRunState(), []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, BadPayload) as error:
@@ -196,7 +197,7 @@ class RunFolder:
             self._write(self.folder / file, data)
         raw: dict[str, Any] = {
             "format": FORMAT, **{name: getattr(state, name) for name in PLAIN}, "counters": dict(state.counters),
-            **dict.fromkeys(FILES),
+            "noised": state.noised, **dict.fromkeys(FILES),
             "outbox": [
                 {"header": reply_to_json(e.header), "round": e.round, "file": e.file, "first": e.first}
                 for e in state.outbox

@@ -256,7 +256,8 @@ class SecureRounds:
         del points  # a model of lanes
         parts, body = pack_vectors(vectors)
         bare = without_facts(replace(trained.header, parts=parts, codec=LATTICE))
-        return Result(bare, replace(state, residual=raw_update if keeps else None, encoded_at=assignment.round), body)
+        kept = raw_update if keeps else None
+        return Result(bare, replace(state, residual=kept, encoded_at=assignment.round, noised=False), body)
 
     def _prepared(self, training: str, cancelled: Callable[[], bool]) -> _Round:
         """Return the round once its seed is here; raise `Cancelled` if it is over before that."""

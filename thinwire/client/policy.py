@@ -73,7 +73,8 @@ class Policy(Section):
     max_participations: Count | None = Field(
         default=None,
         description="most releases of one population in which this device's data may take part, over all runs, by the "
-        "device's own ledger; a plan without privacy is declined",
+        "device's own ledger; a plan names its population, so only max_epsilon bounds all of them; a plan without "
+        "privacy is declined",
     )
     min_noise: NotNegative = Field(default=0.0, description="least [privacy] noise_multiplier; 0: any, also none")
     rounds_a_day: Count | None = Field(

@@ -202,11 +202,11 @@ def test_a_plan_that_an_honest_aggregator_refuses_is_declined_by_the_device(
     assert what in answer.text  # type: ignore[union-attr]
 
 
-def test_metrics_of_its_data_leave_no_device_that_trusts_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["evaluate", "init"])
+def test_neither_metrics_nor_a_first_model_leave_a_device_that_trusts_nobody(tmp_path: Path, kind: str) -> None:
     device = Local(tmp_path)
-    assert device.rule(1, "evaluate") == "privacy"
+    assert device.rule(1, kind) == "privacy"
     assert device.read == 0
-    assert device.kind(2, "init") == "reply", "it is made without data"
 
 
 def test_a_source_of_randomness_that_fails_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

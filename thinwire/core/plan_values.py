@@ -117,7 +117,9 @@ class SecureSection(Section):
         default="auto", description="largest L2 norm on the grid; auto: from the sums before"
     )
     weight_max: Count = Field(
-        default=1, description="most examples that a client counts; 1: all clients count the same"
+        default=1,
+        description="most examples that a client counts; 1: all clients count the same; above 1 the sums of several "
+        "rounds tell how many each client has",
     )
     metrics: dict[Name, Positive] = Field(
         default={},

@@ -108,7 +108,7 @@ def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
     assert 0.3 < found["accuracy"] < found["accuracy_centralised"] + 0.1
     secure = found["secure"]
     assert secure["least_survivors"] in (3, 4), "one of the four is killed in round 2"
-    assert secure["protection"].startswith("protects single updates against an honest-but-curious aggregator")
+    assert secure["protection"].startswith("protects the updates of one round against an honest-but-curious aggregator")
     assert secure["client_up_bytes"] < secure["dense_update_bytes"] / 2
     assert found["wire_up_bytes"] > 4 * 3 * secure["client_up_bytes"], "the wire carries keys and shares too"
     assert found["wire_down_bytes"] > 3 * 3 * secure["dense_update_bytes"], "and the model"

@@ -75,7 +75,7 @@ def test_the_explanation_of_a_secure_plan_names_phases_numbers_and_protection(th
     assert all(phase in said.out for phase in ("advertise", "share", "masked", "agree", "unmask"))
     assert "n = 8 clients, A = 2 may be corrupt and D = 2 may leave; t = 5 reveal a secret" in said.out
     assert (
-        "protects single updates against an honest-but-curious aggregator with up to 2 of 8 clients colluding"
+        "protects the updates of one round against an honest-but-curious aggregator with up to 2 of 8 clients colluding"
         in said.out
     )
     assert "warning" not in said.err

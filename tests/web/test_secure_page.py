@@ -64,7 +64,8 @@ def test_a_phase_that_closes_appears_without_a_reload(store: Store, served: Show
 def test_a_secure_run_is_usable_by_all_and_at_every_width(story: SecureStory, served: Shown, look: Open) -> None:
     page = look(served.url, f"runs/{story.run_id}")
     expect(page.locator("#protection")).to_contain_text(
-        "protects single updates against an honest-but-curious aggregator with up to 3 of 10 clients colluding"
+        "protects the updates of one round against an honest-but-curious aggregator "
+        "with up to 3 of 10 clients colluding"
     )
     expect(page.locator("#bytes .note")).to_contain_text(
         "Payload: the masked updates, with keys, shares and signatures."

@@ -123,16 +123,17 @@ def fewest_survivors(secure: SecureSection, selected: int, noised: bool) -> int:
 def protects(secure: SecureSection, selected: int) -> str:
     """Return in words what a secure round of so many clients protects against, and what that assumes.
 
+    Several rounds together may tell single updates: see the threat model.
+
     >>> protects(SecureSection(max_corrupt=0.3), 10)
-    'protects single updates against an honest-but-curious aggregator with up to 3 of 10 clients colluding'
+    'protects the updates of one round against an honest-but-curious aggregator with up to 3 of 10 clients colluding'
     """
     corrupt = share_of(secure.max_corrupt, selected)
     colluding = f"with up to {corrupt} of {selected} clients colluding" if corrupt else "with which no client colludes"
     if secure.adversary == "malicious":
-        return (
-            f"protects single updates against a malicious aggregator {colluding}, if each client has pinned the roster"
-        )
-    return f"protects single updates against an honest-but-curious aggregator {colluding}"
+        given = "if each client has pinned the roster"
+        return f"protects the updates of one round against a malicious aggregator {colluding}, {given}"
+    return f"protects the updates of one round against an honest-but-curious aggregator {colluding}"
 
 
 def rotation_block(secure: SecureSection) -> int:

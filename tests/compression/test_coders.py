@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from thinwire.compression import native
 from thinwire.compression.base import packed_bytes
-from thinwire.compression.codecs.delta_rice import Rice
+from thinwire.compression.codecs.delta_rice import Rice, _written
 from thinwire.compression.codecs.pack_zstd import packed, unpacked
 from thinwire.core.errors import BadPayload
 
@@ -79,6 +81,15 @@ def test_rice_is_never_longer_than_packed_symbols_but_for_its_parameters(seed: i
 def test_what_rice_never_writes_is_refused(data: bytes) -> None:
     with pytest.raises(BadPayload):
         Rice().unpack_indices(data, 5, 100)
+
+
+@pytest.mark.parametrize("path", ["numpy", ""])
+def test_a_symbol_next_to_the_largest_is_refused(path: str) -> None:
+    """Of 2 bits there are the numbers 0 to 3; here they are coded as gaps are, which have no such limit."""
+    with native.using(path) if path else contextlib.nullcontext():
+        assert Rice().unpack_symbols(_written(np.full(9, 3), 0), 9, 2).tolist() == [-2] * 9
+        with pytest.raises(BadPayload, match="the number 4"):
+            Rice().unpack_symbols(_written(np.full(9, 4), 0), 9, 2)
 
 
 def test_a_parameter_for_each_block_and_the_last_one_short() -> None:

@@ -88,6 +88,18 @@ def test_a_second_device_with_one_identity_key_drops_out_alone():
         cohort.server.receive(name_of(1), sybil.advertise())
 
 
+@pytest.mark.parametrize("taken", ["enc", "mask", "own"])
+def test_a_key_of_another_client_and_one_key_for_two_purposes_are_refused_by_the_aggregator(taken):
+    cohort = Cohort(terms_of(5, 3), 5)
+    liar: Any = cohort.participants[name_of(1)]
+    victim = first(cohort)._advertisement
+    keys = {"enc": {"enc": victim.enc}, "mask": {"enc": victim.mask}, "own": {"mask": liar._advertisement.enc}}[taken]
+    liar._advertisement = replace(liar._advertisement, **keys)
+    cohort.server.receive(name_of(0), first(cohort).advertise())
+    with pytest.raises(BadMessage, match="a key of another client, or one key for two purposes"):
+        cohort.server.receive(name_of(1), liar.advertise())
+
+
 def test_a_roster_that_is_too_long_is_refused_before_a_signature_is_checked(monkeypatch):
     cohort = at("share")
     clients = Roster.read(cohort.requests[name_of(0)], post_quantum=False).clients

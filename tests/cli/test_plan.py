@@ -50,6 +50,14 @@ def test_a_folder_in_place_of_a_plan_is_answered_with_its_plan(thinwire, tmp_pat
     assert f"try:   {tmp_path / 'plan.toml'}\n" in thinwire("plan", "check", tmp_path).err
 
 
+@pytest.mark.parametrize("wrong", ['[uplink]\ncodec = "int9 > rise"', "steps = 5\nepochs = 2"])
+def test_a_plan_that_cannot_run_is_not_explained_but_refused_as_by_the_check(thinwire, tmp_path, wrong):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'[run]\ntask = "digits"\n[local]\nlr = 0.1\n{wrong}\n')
+    checked, explained = thinwire("plan", "check", plan), thinwire("plan", "explain", plan)
+    assert (explained.code, explained.err, explained.out) == (3, checked.err, "")
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "secure.toml"
 
 

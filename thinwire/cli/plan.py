@@ -96,11 +96,13 @@ def explain(
     from thinwire.aggregation import codecs
     from thinwire.cli import privacy_cost
     from thinwire.core import RunPlan, plan_text
+    from thinwire.core.plan_rules import as_error
     from thinwire.reports.secure_rounds import round_cost
 
-    read = RunPlan.load(plan, overrides(sets))
-    values = read.to_json()
-    is_private = read.privacy.mode != "off" and not read.check(codecs)  # what is refused has no epsilon
+    read = RunPlan.load(plan, overrides(sets), codecs=codecs)
+    if refused := read.check(codecs):
+        raise as_error(refused, str(plan))
+    values, is_private = read.to_json(), read.privacy.mode != "off"
     size = parameters_of(read, plan, task) if read.secure.enabled or is_private else 0
     private = privacy_cost.private_run(read, size, clients) if is_private else None
 
@@ -129,8 +131,6 @@ def explain(
     if private:
         console.line()
         console.sentence(privacy_cost.sentence(private), begin="privacy  ")
-    elif read.privacy.mode != "off":
-        _warn([f"this plan has no epsilon, because it is refused: thinwire plan check {plan}"])
 
 
 def _at_hand(plan: RunPlan, home: Path | None) -> Estimate | None:

@@ -51,6 +51,9 @@ def test_what_is_there_is_moved_aside_only_by_force(thinwire, home, tmp_path):
     said = thinwire("aggregator", "restore", file, "--force", "--json", "--home", home)
     replaced = said.document["replaced"]
     assert replaced.startswith(f"{home / 'aggregator'}.before-restore-")
+    StartOptions({"listen": "10.0.0.7:9090", "san": ["agg"]}).save(AggregatorHome.under(home).root)
+    said = thinwire("aggregator", "restore", file, "--force", "--home", home)
+    assert f"go on: thinwire aggregator start --listen 10.0.0.7:9090 --san agg --home {home}\n" in said.out
     assert AggregatorHome(home / "aggregator").database.exists()
 
 

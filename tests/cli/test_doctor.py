@@ -16,6 +16,7 @@ import pytest
 from tests.support import transport_doubles
 from thinwire.cli.doctor import aggregator as aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
 from thinwire.transport.server.tls import InternalCA
@@ -180,8 +181,14 @@ def test_a_rotation_keeps_both_cas_and_new_invitations_name_the_new_one(thinwire
     assert "until every device holds the newest" in thinwire("aggregator", "ca", "show", "--home", home).out
 
 
-def test_without_a_ca_there_is_none_to_show_or_rotate(thinwire, home, place):
+def test_without_a_ca_there_is_none_to_show_or_rotate(thinwire, home, place, tmp_path):
     for verb in ("show", "rotate"):
         said = thinwire("aggregator", "ca", verb, "--home", home)
         assert (said.code, "--listen 0.0.0.0:9090" in said.err) == (9, True)
+    StartOptions({"no_dashboard": True, "listen": "127.0.0.1:9191"}).save(place.root)
+    said = thinwire("aggregator", "ca", "show", "--home", home).err
+    assert f"try:   thinwire aggregator start --home {home} --listen 0.0.0.0:9191 --no-dashboard\n" in said
+    StartOptions({"cert": "own one.pem", "key": "own.key"}, tmp_path).save(place.root)
+    said = thinwire("aggregator", "ca", "show", "--home", home).err
+    assert f"try:   openssl x509 -noout -text -in '{tmp_path}/own one.pem'\n" in said
     assert not (place.root / "tls").exists()

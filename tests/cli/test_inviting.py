@@ -13,7 +13,8 @@ from thinwire.cli.devices import commands
 from thinwire.cli.local_state import operator
 from thinwire.core.fleet import Joining
 from thinwire.core.invitation import COLUMNS
-from thinwire.core.statedir import AggregatorHome
+from thinwire.core.start_options import StartOptions
+from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
 
 PIN = "ab" * 32
@@ -111,7 +112,14 @@ def test_an_invitation_is_withdrawn_by_its_number(thinwire, home, store, api):
 def test_without_a_device_api_that_others_reach_nobody_is_invited(thinwire, home, store):
     said = thinwire("devices", "invite", "--home", home)
     assert (said.code, f"aggregator start --home {home} --listen 0.0.0.0:9090" in said.err) == (9, True)
-    path = AggregatorHome.under(home).root / "tls" / "invite.json"
+    place = AggregatorHome.under(home).root
+    StartOptions({"listen": "127.0.0.1:0", "san": ["agg one"]}).save(place)
+    again = f"aggregator start --home {home} --listen 0.0.0.0:9090 --san 'agg one'"
+    assert f"try:   thinwire {again}\n" in thinwire("devices", "invite", "--home", home).err
+    with hold(AggregatorHome(place).lock, {"listen": "127.0.0.1:9090"}):
+        said = thinwire("devices", "invite", "--home", home).err
+    assert f"try:   thinwire aggregator stop --home {home} && thinwire {again}\n" in said
+    path = place / "tls" / "invite.json"
     path.parent.mkdir()
     for torn in ("", "{}", "[]", '{"pin": "ab", "urls": ["https://x"]}', json.dumps({"pin": PIN, "urls": []})):
         path.write_text(torn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.filled_fleet import a_fleet, come, fingerprint, hello, many, 
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown, showing
 from thinwire.core.events import DeviceOffline
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import hold
 from thinwire.store import Store
 
@@ -168,6 +170,9 @@ def test_who_makes_an_invitation_on_loopback_reads_first_that_no_device_elsewher
 ):
     a_fleet(store, time.time())
     lock, said = tmp_path / "lock", "for this machine only: no device elsewhere can use an invitation"
+    StartOptions({"listen": "127.0.0.1:9191", "san": ["agg one"]}).save(tmp_path)
+    option = f" --home {shlex.quote(str(tmp_path.parent))}"
+    start = f"thinwire aggregator start --listen 0.0.0.0:9191 --san 'agg one'{option}"
     for about, shown_once in (
         ({"listen": "127.0.0.1:9090"}, 1),
         ({**TLS, "urls": ["https://[::1]:9090"]}, 1),
@@ -179,7 +184,7 @@ def test_who_makes_an_invitation_on_loopback_reads_first_that_no_device_elsewher
             expect(page.get_by_role("button", name="Make", exact=True)).to_be_visible()
             expect(page.locator("#invitations p", has_text=said)).to_have_count(shown_once)
             if shown_once:
-                expect(page.locator("#invitations")).to_contain_text("thinwire aggregator start --listen 0.0.0.0:9090")
+                expect(page.locator("#invitations")).to_contain_text(f"thinwire aggregator stop{option} && {start}")
                 assert axe(page) == []
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thinwire.core.errors import NotFound, UsageError
+from thinwire.core.start_options import reachable_command
 
 SYSTEM = "system"  # in the pin's place: machines trust the aggregator's certificate already
 LENGTHS = (101, 43)  # letters of an invitation, the second with `system` for its pin
@@ -78,7 +79,7 @@ class InviteAddress:
             raise NotFound(
                 "there is no device API to invite to yet",
                 why="an invitation names its address and certificate, and it has listened on this machine only",
-                hint="thinwire aggregator start --listen 0.0.0.0:9090",
+                hint=reachable_command(folder),
             )
         return place
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from thinwire.core.statedir import write_atomically
+from thinwire.core.statedir import AggregatorHome, living_holder, write_atomically
 
 FILE: Final = "start.json"
+DEVICE_API_PORT: Final = 9090  # the default of `aggregator start`
 NOT_KEPT: Final = ("background", "once", "home")  # of a start by hand, and the directory in which the file lies
 
 
@@ -64,6 +65,24 @@ class StartOptions:
             return None
 
 
-def start_command(place: Path) -> str:
-    """Return `aggregator start` with the options of the last start in `place`."""
-    return shlex.join(["aggregator", "start", *(StartOptions.load(place) or StartOptions()).words()])
+def reachable_command(place: Path | None, home_option: str = "") -> str:
+    """Return the command that starts the aggregator where other machines reach it, after the end of a running one.
+
+    `home_option` is the `--home` of shown commands, or "".
+    """
+    start = f"thinwire {start_command(place, reachable=True)}{home_option}"
+    running = place is not None and living_holder(AggregatorHome(place).lock) is not None
+    return f"thinwire aggregator stop{home_option} && {start}" if running else start
+
+
+def start_command(place: Path | None, reachable: bool = False) -> str:
+    """Return `aggregator start` with the options of the last start in `place`; without any if there was none.
+
+    With `reachable` the device API listens where other machines reach it, on the port of the last start.
+    """
+    last = (StartOptions.load(place) if place else None) or StartOptions()
+    if reachable:
+        port = str(last.options.get("listen", "")).rpartition(":")[2]
+        listen = f"0.0.0.0:{port if port.isdecimal() and int(port) else DEVICE_API_PORT}"
+        last = replace(last, options={"listen": listen, **last.without("listen").options})
+    return shlex.join(["aggregator", "start", *last.words()])

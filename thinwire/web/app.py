@@ -90,13 +90,13 @@ def run_page(request: Request, settings: SettingsDep, run_id: RunId) -> Response
 def _shell(request: Request, depth: int, settings: Settings, first: str = "") -> Response:
     """Return the HTML with the status as it is now: its script reads again only what changes after it.
 
-    The command that starts the aggregator again may name paths of keys: a viewer, who does not start it, gets none.
+    A command that starts the aggregator again may name paths of keys: a viewer, who does not start it, gets none.
     """
     person = visitor(request).person
-    start = settings.start_command if person.role != ROLES[0] else ""
+    starts = (settings.start_command, settings.reachable_command) if person.role != ROLES[0] else ("", "")
     files = script(STATIC).name, styles(STATIC).name
     home, news = settings.home_option, request.app.state.live.told()
-    return shell(person, depth, home, start, *files, news, first)
+    return shell(person, depth, home, starts, *files, news, first)
 
 
 class Compression(GZipMiddleware):

@@ -265,13 +265,14 @@ def static_text(name: str) -> str:
 
 
 def shell(
-    person: Person, depth: int, home: str, start: str, script: str, style: str, news: Mapping[str, Any], first: str = ""
+    person: Person, depth: int, home: str, starts: tuple[str, str], script: str, style: str, news: Mapping[str, Any],
+    first: str = "",
 ) -> HTMLResponse:  # fmt: skip
     """Return the dashboard's HTML frame for a person, `depth` folders below the root; `script` fills it.
 
-    `home` is the option for shown commands, `start` the command that starts the aggregator again, or "", `news` the
-    first message of the live stream, `first` the address under the API that the script reads first. Addresses are
-    relative, so that any prefix works.
+    `home` is the option for shown commands, `starts` are the commands that start the aggregator again, as it was and
+    where other machines reach it, or "". `news` is the first message of the live stream, `first` the address under the
+    API that the script reads first. Addresses are relative, so that any prefix works.
     """
     begun = f'<link rel="preload" as="fetch" crossorigin href="{{{{root}}}}/api/v1/{html.escape(first)}">' * bool(first)
     text = static_text("page.html").replace("{{first}}", begun).replace("{{root}}", ".." if depth else ".")
@@ -280,5 +281,6 @@ def shell(
     for name, words in (("roles", ROLES), ("statuses", get_args(RunStatus)), ("ended", ENDED)):
         text = text.replace(f"{{{{{name}}}}}", " ".join(words))
     text = text.replace("{{drops}}", html.escape(json.dumps(OUTCOME_TEXTS)))
-    text = text.replace("{{home}}", html.escape(home)).replace("{{start}}", html.escape(start))
+    for name, command in (("home", home), ("start", starts[0]), ("reachable", starts[1])):
+        text = text.replace(f"{{{{{name}}}}}", html.escape(command))
     return HTMLResponse(text.replace("{{news}}", html.escape(json.dumps(news))))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from thinwire.core.clock import is_starting
 from thinwire.core.errors import UsageError
 from thinwire.core.net import host_port, is_loopback
-from thinwire.core.start_options import start_command
+from thinwire.core.start_options import reachable_command, start_command
 from thinwire.core.statedir import AggregatorHome, default_home, living_holder
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -56,8 +56,12 @@ class Settings:
     @property
     def start_command(self) -> str:
         """Return the command that starts the aggregator as it was started last, with the same addresses."""
-        typed = "aggregator start" if self.lock is None else start_command(self.lock.parent)
-        return f"thinwire {typed}{self.home_option}"
+        return f"thinwire {start_command(self.lock and self.lock.parent)}{self.home_option}"
+
+    @property
+    def reachable_command(self) -> str:
+        """Return the command that starts it where other machines reach its device API."""
+        return reachable_command(self.lock and self.lock.parent, self.home_option)
 
 
 def home_option(lock: Path | None) -> str:

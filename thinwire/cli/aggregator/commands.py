@@ -309,6 +309,7 @@ def restore(
 ) -> None:
     """Replace an aggregator's state by a backup, after checking every byte of it."""
     from thinwire.cli.local_state import command_line
+    from thinwire.core.start_options import start_command
     from thinwire.core.statedir import AggregatorHome, find_home
     from thinwire.store.backup import restore as put_back
 
@@ -326,9 +327,9 @@ def restore(
             }
         )
         return
-    console.line(
-        f"{place.root} is as it was {console.ago(delivered_at)}; go on: {command_line('aggregator start', home)}"
-    )
+    joined = not replaced and any((place.root / "tls").glob("*.ca.pem"))  # a backup has the CA and not the options
+    start = command_line(start_command(replaced or place.root, reachable=joined), home)
+    console.line(f"{place.root} is as it was {console.ago(delivered_at)}; go on: {start}")
     if replaced:
         console.line(f"what was there is now {replaced}")
     if restored.reservations:

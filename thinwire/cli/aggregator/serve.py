@@ -340,7 +340,7 @@ def left_address(place: Path, options: StartOptions, home: Path | None) -> str:
     if "listen" in options.options:
         return ""
     if last is None and any((place / "tls").glob("*.ca.pem")):  # a backup has the CA and not the options
-        way = command_line("aggregator start --listen 0.0.0.0:9090", home)
+        way = command_line(start_command(place, reachable=True), home)
         return f"devices have joined over TLS, and cannot reach this machine's own address: {way}"
     if last is None or "listen" not in last.options:
         return ""

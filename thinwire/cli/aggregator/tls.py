@@ -8,6 +8,7 @@ own or the operator's certificate. `tls/invite.json` holds what an invitation na
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -202,17 +203,17 @@ def _folder(home: Path | None) -> Path:
 
 def _rows(folder: Path, home: Path | None) -> list[Chain]:
     """Return the served chains, newest CA first; `NotFound` if the aggregator has no CA of its own."""
-    from thinwire.cli.local_state import command_line
     from thinwire.core.errors import NotFound
+    from thinwire.core.start_options import reachable_command
     from thinwire.transport.protocol.certificates import chains
 
     if rows := list(chains(folder)):
         return rows
-    raise NotFound(
-        "this aggregator has no CA of its own",
-        why="its device API has been on this machine only, or shows a certificate that you brought",
-        hint=command_line("aggregator start --listen 0.0.0.0:9090", home),
-    )
+    why, hint = "its device API has been on this machine only", reachable_command(folder.parent)
+    if brought := own_files(folder.parent):
+        why = "its device API shows a certificate that you brought"
+        hint = shlex.join(["openssl", "x509", "-noout", "-text", "-in", str(brought[0])])
+    raise NotFound("this aggregator has no CA of its own", why=why, hint=hint)
 
 
 def _document(row: Chain) -> dict[str, Any]:

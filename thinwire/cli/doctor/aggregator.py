@@ -44,7 +44,7 @@ def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None)
     findings.append(found("kernels", kernels))
     findings += _store(place, about is not None)
     findings.append(found("device_api", lambda: _device_api(about)))
-    findings.append(found("certificate", lambda: _certificate(place.root / "tls", about)))
+    findings.append(found("certificate", lambda: _certificate(place.root / "tls", about, typed)))
     findings.append(found("dashboard", lambda: _dashboard(about)))
     return findings
 
@@ -128,7 +128,7 @@ def _here(about: dict[str, Any]) -> tuple[str, int]:
     return {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]")), int(port)
 
 
-def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
+def _certificate(folder: Path, about: dict[str, Any] | None, typed: Path | None = None) -> Finding | str:
     """Check that the certificate of the device API is valid, not about to expire, and has all names."""
     from thinwire.transport.protocol.certificates import chains, shown
 
@@ -141,7 +141,7 @@ def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
     leaf, now = ours.leaf if ours else shown(*_here(about or {}), CONNECT_TIMEOUT_S), datetime.now(UTC)
     said = f"pin {ours.pin if ours else pin}\nuntil {leaf.ends:%Y-%m-%d}, for {', '.join(leaf.names)}"
     if not leaf.begins <= now < leaf.ends - SOON:
-        renew = "a start makes it again: thinwire aggregator start" if ours else "replace the files of --cert and --key"
+        renew = f"a start makes it again: {start_again(typed)}" if ours else "replace the files of --cert and --key"
         return Finding("certificate", False, said, f"is the clock right? {renew}")
     if ours and (missing := [name for name in ours.wanted if name not in leaf.names]):
         return Finding("certificate", False, f"{said}\nit lacks {missing[0]}", "thinwire aggregator ca rotate")

@@ -10,7 +10,9 @@ const said = document.documentElement.dataset; // by the server, in page.html
 export const root = said.root;
 /** What ends a command that is typed on the aggregator's machine: " --home FOLDER" where it would look elsewhere. */
 export const home = said.home;
+/** The commands that start the aggregator as it was started last, and with a device API that other machines reach. */
 export const start = said.start;
+export const startReachable = said.reachable || `thinwire aggregator start --listen 0.0.0.0:9090${home}`;
 export const link = (path) => `${root}/${path}`;
 
 /** Who is logged in, with the role that says what is shown as a button; the server refuses the rest anyway. */

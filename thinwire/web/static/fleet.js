@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
 import { Last, LinkCell, Name, Seen, TagList, Tasks, Versions, address, isOnline, joinCommand, presence, troubled } from "./devices.js";
-import { home, html, link, may, useEffect, useState } from "./dom.js";
+import { home, html, link, may, startReachable, useEffect, useState } from "./dom.js";
 import { Fingerprint } from "./fingerprint.js";
 import { count, moment, plural } from "./format.js";
 import { Gone } from "./frame.js";
@@ -171,7 +171,7 @@ const Nobody = ({ service }) => html`
       <p>This device API is for this machine only. Start a client beside it, with the task's code:</p>
       <${Command} text=${joinCommand(service)} />
       <p>For devices elsewhere, let the device API listen on an address that they reach, then invite them:</p>
-      <${Command} text=${`thinwire aggregator start --listen 0.0.0.0:9090${home}`} />
+      <${Command} text=${startReachable} />
       <${Command} text=${`thinwire devices invite${home}`} />`}
   </section>`;
 

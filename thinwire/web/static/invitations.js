@@ -1,6 +1,6 @@
 // Invitations: who may still come with one, the state of the others, and new ones.
 import { post } from "./api.js";
-import { home, html, link, may, useEffect, useMemo, useState } from "./dom.js";
+import { home, html, link, may, startReachable, useEffect, useMemo, useState } from "./dom.js";
 import { Field, Form, Twice } from "./fields.js";
 import { count, moment, plural } from "./format.js";
 import { serverNow, useNow } from "./live.js";
@@ -50,7 +50,7 @@ export const Invitations = ({ rows, service }) => {
       ${made && html`<${Made} rows=${made} done=${() => setMade(null)} />`}
       <details class="more" open=${!rows.length}><summary>Make ${may("operator") ? "invitations" : "one"}</summary>
         ${may("operator") && html`<${Here} service=${service} /><${Make} made=${setMade} />`}
-        ${may("operator") ? html`<p class="faint">From the command line, for the names of a file:</p>` : html`<p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : `Once the device API listens where other machines reach it (thinwire aggregator start --listen 0.0.0.0:9090${home}), on the aggregator's machine:`}</p>
+        ${may("operator") ? html`<p class="faint">From the command line, for the names of a file:</p>` : html`<p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : `Once the device API listens where other machines reach it (${startReachable}), on the aggregator's machine:`}</p>
         <${Command} text=${`thinwire devices invite${home}`} />
         <p>Twenty at once, each for one name, and each to be approved here:</p>`}
         <${Command} text=${`thinwire devices invite --names names.txt --out invites.csv --approve-manually${home}`} /></details>
@@ -63,7 +63,7 @@ const LOOPBACK = /^(https?:\/\/)?(127\.|localhost[:/]|\[::1\])/;
 const Here = ({ service }) => {
   if (service.aggregator !== "running" || !(service.urls.length ? service.urls : [service.listen]).every((url) => LOOPBACK.test(url))) return null;
   return html`<p class="note">The device API listens on <code>${service.listen}</code>, for this machine only: no device elsewhere can use an invitation${service.tls ? "" : ", and one on this machine needs none"}. For devices elsewhere, first let it listen where they reach it:</p>
-    <${Command} text=${`thinwire aggregator start --listen 0.0.0.0:9090${home}`} />`;
+    <${Command} text=${startReachable} />`;
 };
 
 const LASTS = [["3600", "1 hour"], ["86400", "24 hours"], ["604800", "7 days"], ["2592000", "30 days"]];

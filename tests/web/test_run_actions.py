@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
 from tests.support.api_answers import Told
+from tests.support.browsing import axe
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.run_events import RunExtended
 
@@ -119,6 +120,21 @@ def test_the_menu_of_the_page_sets_tags_and_archives(told: Told, served: Any, lo
     page.get_by_role("button", name="Archive").click()
     expect(page.get_by_role("status").filter(has_text="archived")).to_be_visible()
     assert told.store.run(told.run_id).archived_at
+
+
+def test_the_dialog_of_more_rounds_takes_keys_to_change_as_the_command_does(told: Told, served: Any, look: Any):
+    page = look(served.url, f"runs/{told.run_id}")
+    page.get_by_text("More", exact=True).click()
+    page.get_by_role("button", name="Add rounds…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("More rounds").fill("5")
+    dialog.get_by_label("Keys to change").fill('local.lr = 0.05\n\nrun.target={ metric = "loss", value = 1 }\n')
+    assert axe(page) == []
+    with page.expect_response(re.compile(r"/commands/\d+$")):
+        dialog.get_by_role("button", name="Add rounds").click()
+    (command,) = told.store.commands.pending()
+    sets = {"local.lr": "0.05", "run.target": '{ metric = "loss", value = 1 }'}
+    assert (command.kind, command.args) == ("extend-run", {"rounds": 5, "sets": sets})
 
 
 def test_the_head_of_a_run_tells_its_name_its_tags_and_the_archive_as_they_change(told: Told, served: Any, look: Any):

@@ -50,17 +50,26 @@ export const Actions = ({ run, gone }) => {
     ${dialog === "delete" && html`<${Delete} run=${run} close=${close} send=${send} />`}`;
 };
 
+/** Values of a plan, in TOML's notation, by the key `section.key` before the first "=" of a line. */
+const setsOf = (text) => Object.fromEntries(text.split("\n").filter((line) => line.trim()).map((line) => {
+  const [key, ...value] = line.split("=");
+  return [key.trim(), value.join("=").trim()];
+}));
+
 const Extend = ({ run, close, send }) => {
   const [rounds, setRounds] = useState(String(run.rounds_total));
+  const [keys, setKeys] = useState("");
   const submit = (event) => {
     event.preventDefault();
     close();
-    send("extend", { rounds: Number(rounds), sets: {} }, `${rounds} more rounds are queued`);
+    send("extend", { rounds: Number(rounds), sets: setsOf(keys) }, `${rounds} more rounds are queued`);
   };
   return html`<${Dialog} id="extend" title=${`More rounds for ${run.run_id}`} close=${close}>
     <form class="form" onSubmit=${submit}>
       <p>Versions and round numbers go on. Devices begin with residual 0, and the learning rate's schedule keeps its rounds.</p>
       <label class="field"><span>More rounds</span><input data-first type="number" min="1" required value=${rounds} onInput=${(event) => setRounds(event.target.value)} /></label>
+      <label class="field"><span>Keys to change</span><textarea rows="2" spellcheck=${false} aria-describedby="keys-hint" value=${keys} onInput=${(event) => setKeys(event.target.value)}></textarea>
+        <small id="keys-hint" class="faint">one a line, as local.lr = 0.05; a key that decided the closed rounds is refused</small></label>
       <div class="buttons"><button type="button" class="tool" onClick=${close}>Cancel</button><button class="tool go">Add rounds</button></div>
     </form><//>`;
 };

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -326,9 +325,9 @@ def test_a_round_is_not_opened_if_another_run_has_spent_meanwhile(tmp_path: Path
     plan = RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nbudget = {budget}")
     read = PrivacyLedger.spent_by_device
 
-    def spent(ledger: PrivacyLedger, population: str, devices: Sequence[str] = ()) -> dict[str, dict[str, int]]:
+    def spent(ledger: PrivacyLedger, population: str, *more: Any) -> dict[str, dict[str, int]]:
         """Return as many releases of another run as of this one."""
-        found = read(ledger, population, devices)
+        found = read(ledger, population, *more)
         return {device: {text: 2 * count for text, count in own.items()} for device, own in found.items()}
 
     with patch.object(PrivacyLedger, "spent_by_device", spent):

@@ -78,6 +78,20 @@ def test_every_population_is_blocked_until_it_is_settled(
         assert (row.who, row.count, row.population) == ("ann", 7, population)
 
 
+def test_a_simulation_spends_after_a_restore_and_is_not_settled(
+    private: Place, tmp_path: Path, there: AggregatorHome
+) -> None:
+    """Its population is its own, and each one has another: a person could settle none before it begins."""
+    with restored(private, tmp_path, there) as store:
+        run_id = new_run(store, source="sim")
+        assert store.privacy.spent_by_device("simulation", ["pi-01"], simulated=True) == {"pi-01": {}}
+        reserve(store, run_id, 1, "simulation", devices=["pi-01"])
+        assert store.privacy.spent_by_device("simulation", simulated=True) == {"pi-01": {CHEAP: 1}}
+        assert set(store.privacy.unknown()) == {"", "ward"}
+        with pytest.raises(DataLost):
+            reserve(store, new_run(store), 1, "simulation")
+
+
 def test_a_settlement_holds_until_the_next_restore(private: Place, tmp_path: Path, there: AggregatorHome) -> None:
     with restored(private, tmp_path, there) as store:
         store.privacy.settle("ward", 1, CHEAP, "ann")

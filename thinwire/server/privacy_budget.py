@@ -196,7 +196,7 @@ class PrivacyBudget:
                 for device in row.devices if row.run_id == running.run_id else ():
                     self._here.setdefault(device, []).append(row.round)
         if self._spent is None:
-            self._spent = ledger.spent_by_device(population, running.online.names)
+            self._spent = ledger.spent_by_device(population, running.online.names, running.simulated)
             self._barred = ledger.excluded(population)
         return self._spent, self._here
 

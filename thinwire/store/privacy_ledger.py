@@ -82,8 +82,12 @@ class PrivacyRow:
 
 
 def reserve(connection: Connection, run_id: str, event: PrivacyReserved) -> None:
-    """Add a reservation; raise `DataLost` while it is not known what the population has spent."""
-    require_known(connection, event.population)
+    """Add a reservation; raise `DataLost` while it is not known what the population has spent.
+
+    A simulation is a population of its own, of which a restore has lost nothing that anybody else spends.
+    """
+    if connection.scalar(select(Run.c.source).where(Run.c.run_id == run_id)) != "sim":
+        require_known(connection, event.population)
     row = {
         "state": "reserved", "at": event.at, "population": event.population, "run_id": run_id, "round": event.round,
         "release": event.release,
@@ -185,13 +189,17 @@ class PrivacyLedger:
             rows = connection.execute(of.group_by(PrivacyEntry.c.release))
             return {release: int(n) for release, n in rows}
 
-    def spent_by_device(self, population: str, devices: Iterable[str] = ()) -> dict[str, dict[str, int]]:
-        """Return how many of each release each device took part in, by its name; raise like `spent`.
+    def spent_by_device(
+        self, population: str, devices: Iterable[str] = (), simulated: bool = False
+    ) -> dict[str, dict[str, int]]:
+        """Return how many of each release each device took part in, by its name.
 
-        Releases of everyone count for every device. `devices` are in the result also if they have no entry.
+        Releases of everyone count for every device. `devices` are in the result also if they have no entry. Raise like
+        `spent`, but for the population of a simulation.
         """
         with self._database.reading() as connection:
-            require_known(connection, population)
+            if not simulated:
+                require_known(connection, population)
             names, spent = bearers(connection), sums(connection, population)
         alike = spent.pop(EVERYONE, Counter[str]())
         found = {device: Counter(alike) for device in devices}
@@ -270,7 +278,8 @@ class PrivacyLedger:
         """
         found = dict[str, str]()
         with self._database.reading() as connection:
-            known = set(connection.scalars(select(PrivacyEntry.c.population).distinct()))
+            simulated = exists().where(Run.c.run_id == PrivacyEntry.c.run_id, Run.c.source == "sim")
+            known = set(connection.scalars(select(PrivacyEntry.c.population).where(~simulated).distinct()))
             for population in sorted(known | {""}):
                 try:
                     require_known(connection, population)

@@ -39,6 +39,7 @@ from thinwire.server.private_mode import CentralMode, PrivateAggregator
 from thinwire.simulation import SyntheticUpdates
 from thinwire.simulation.scripted_device import Behavior, ReplyWithParts
 from thinwire.store import Store
+from thinwire.store.backup import back_up, restore
 from thinwire.store.privacy_ledger import PrivacyLedger
 
 TEXT = """
@@ -269,6 +270,49 @@ def test_an_open_round_of_a_restored_backup_is_aborted_and_draws_no_noise(tmp_pa
     with Store.open(world.home.database) as store:
         states = {row.round: row.state for row in store.privacy.rows("toy") if row.round}
     assert states == {end.round: "lost" if end.round == 2 else "committed" for end in ends}
+
+
+class Unsettled(Restored):
+    """Comes back from a backup, with `here` of its devices connected. A person settles after 100 s."""
+
+    def __init__(self, folder: Path, here: int) -> None:
+        super().__init__(folder)
+        self.here, self.settles_at = here, math.inf
+
+    def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
+        try:
+            World._drive(self, run_id, store, agreed)
+        except Killed:
+            back_up(self.home, self.file, "1.2.3")
+            store.close()
+            restore(self.file, self.home, force=True)
+            self.settles_at = self.clock.now() + 100
+            self.absent = dict(list(self.fleet.devices.items())[self.here :])
+            for name in self.absent:
+                self.fleet.devices.pop(name).link = None
+            raise
+
+    def _alive(self) -> None:
+        if self.clock.now() < self.settles_at:
+            return
+        self.settles_at = math.inf
+        with Store.open(self.home.database, durable=False) as store:
+            store.privacy.settle("toy", 0, "", "ann")
+        self.fleet.devices.update(self.absent)
+        for name in self.absent:
+            self.fleet.connect(name)
+
+
+@pytest.mark.parametrize("here", [5, 0])
+def test_a_restored_run_waits_until_its_ledger_is_settled(tmp_path: Path, here: int) -> None:
+    """It says what a person has to do, and beside it which devices it lacks, if it lacks any."""
+    made = Unsettled(tmp_path, here).live()
+    says = [event.text for event in made.of(RunStatusChanged) if event.text.startswith("waiting for the privacy")]
+    assert len(says) == 1
+    assert "thinwire privacy ledger settle toy --rounds N, the most rounds that can have begun since then" in says[0]
+    assert says[0].endswith("; waiting: 0 of 5 devices") == (here == 0)
+    assert [event.round for event in made.of(PrivacyCommitted)] == [1, 3]
+    assert made.of(RunStatusChanged)[-1].exit_code == 7, "its clients have spent three rounds, and the model has two"
 
 
 def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:

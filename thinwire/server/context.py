@@ -354,13 +354,14 @@ class RunContext:
         away = self.mode.connected(self) - set(self.online.hellos)
         return away - self.revoked() if away else away
 
-    def waits_for(self) -> str | None:
-        """Return the reason why the run waits for devices, or None if it does not."""
+    def waits_for(self, blocked: str = "") -> str | None:
+        """Return why the run waits: `blocked`, a reason of its mode, and the devices it lacks; None if it need not."""
         begun, devices, unable = self.run_state.rounds_opened > 0, self.online.names, self.eligibility.reasons()
         known, away = self.store.roster.count_known, self.may_reconnect() if begun else ()
-        if absent := reconnect_text(away) if away else wait_reason(self.plan, devices, unable, begun, known):
+        absent = reconnect_text(away) if away else wait_reason(self.plan, devices, unable, begun, known)
+        if blocked or absent:
             self.leases.wait_for_offline(self.run_id)
-            return absent
+            return "; ".join(filter(None, (blocked, absent)))
         if refusal := self.leases.begin(self.run_id):
             return refusal
         leased = self.leases.reasons(self.run_id, [device for device in devices if device not in unable])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from thinwire.core.errors import BudgetSpent, PlanError, TooFewClients
+from thinwire.core.errors import BudgetSpent, DataLost, PlanError, TooFewClients
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.run_events import PrivacyCommitted, PrivacyReserved
 from thinwire.privacy.accounting import Budget, Release, epsilon
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MAX_PARTICIPATIONS = "has taken part in {} rounds of this run, the most of [privacy] max_participations"
 PLANNED = "has taken part in {} rounds of this run, for as many as its noise is planned; one without a model counts too"
 MIN_SEPARATION = "took part in round {}, and [privacy] min_separation = {} lets it take part again from round {} on"
+BLOCKED = "may spend nothing while the privacy ledger lacks entries"
 BUDGET = "would pass [privacy] budget = {:g} with one more round: {} at delta = {:g} are spent"
 
 
@@ -44,6 +45,7 @@ class PrivacyBudget:
         self._here: dict[str, list[int]] | None = None  # device -> the rounds of this run in which it was selected
         self._bearers: Mapping[str, tuple[str, ...]] = {}  # as of `_here`
         self._barred: Mapping[str, str] = {}
+        self._is_blocked = False  # as `blocked` said last
         self._online: frozenset[str] = frozenset()  # devices when `_barred` was read; a new one may be barred
 
     def population(self, running: RunContext) -> str:
@@ -51,11 +53,30 @@ class PrivacyBudget:
         named = self.plan.privacy.population or self.plan.run.task
         return f"simulation of {running.run_id}" if running.simulated else named
 
+    def blocked(self, running: RunContext) -> str:
+        """Return why no round may spend while the ledger may lack entries, as after a restored backup; "" if one may.
+
+        The run waits meanwhile, and selects nobody.
+        """
+        why = "" if running.simulated else running.store.privacy.blocked(self.population(running))
+        if bool(why) != self._is_blocked:
+            self._is_blocked, self._spent = bool(why), None
+        return why and f"waiting for the privacy ledger: {why}"
+
     def excluded(self, running: RunContext, device: str, release: Release) -> str:
         """Return why a device may not spend another round, as a phrase about it; "" if it may.
 
-        Raise `DataLost` while the ledger may lack entries, as after a restored backup.
+        While the ledger is blocked the run waits for that, whatever a device has spent.
         """
+        if self._is_blocked:
+            return ""
+        try:
+            return self._why_not_now(running, device, release)
+        except DataLost:  # since `blocked` was called
+            return BLOCKED
+
+    def _why_not_now(self, running: RunContext, device: str, release: Release) -> str:
+        """Return what `excluded` does; raise `DataLost` while the ledger may lack entries."""
         why = self._why_spent_out(running, device, release)
         rounds, apart = self._read(running)[1].get(device, [0]), self.plan.privacy.min_separation
         if not why and rounds[-1] > 0 and running.run_state.rounds_opened + 1 < rounds[-1] + apart:
@@ -135,7 +156,7 @@ class PrivacyBudget:
         """
         devices, self._spent = list(opened.assignments), None
         for device in devices:
-            if why := self.excluded(running, device, release):
+            if why := self._why_not_now(running, device, release):
                 raise _budget_spent(f"round {opened.round} is not opened", device, why)
         for device in devices:
             self._read(running)[1].setdefault(device, []).append(opened.round)

@@ -100,6 +100,9 @@ class SpendingRounds(RoundMode):
         why = super().excluded(running, device)
         return why or self.budget.excluded(running, device, self.noise(running).release)
 
+    def blocked(self, running: RunContext) -> str:
+        return self.budget.blocked(running)
+
     def require_budget(self, running: RunContext) -> None:
         self.budget.require_clients(running, self.noise(running).release)
 

@@ -154,6 +154,10 @@ class RoundMode:
     def reveal(self, running: RunContext, starts: bool = False) -> None:
         """Give the models of a private run their names, after the event that names them was recorded."""
 
+    def blocked(self, running: RunContext) -> str:
+        """Return why no round may open before a person has acted, as a sentence; "" if one may."""
+        return ""
+
     def require_budget(self, running: RunContext) -> None:
         """Raise `BudgetSpent` if too few clients may spend another round of a private run."""
 

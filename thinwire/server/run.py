@@ -120,7 +120,8 @@ def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
                 why=f"the plan allows {plan.cohort.retry_limit}",
                 hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
             )
-        running.mode.require_budget(running)
+        if not running.mode.blocked(running):
+            running.mode.require_budget(running)
         if not _wait_for_devices(running):
             return
         if (opened := running.mode.open_next(running)) is None:
@@ -221,12 +222,12 @@ def _finish_rounds(running: RunContext) -> None:
 
 
 def _wait_for_devices(running: RunContext) -> bool:
-    """Wait until enough devices are online and the run is not paused; return False if the run is stopped.
+    """Wait until enough devices are online and the run is neither paused nor blocked; return False if it is stopped.
 
     A pipelined run waits no longer than until its current round can close. Raise `TooFewClients` after the plan's
     `wait_s`, unless that is 0.
     """
-    began, checked = running.elapsed, frozenset[str]()
+    began, checked, blocked = running.elapsed, frozenset[str](), ""
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # note the devices that connected before the run began
     while True:
@@ -234,16 +235,18 @@ def _wait_for_devices(running: RunContext) -> bool:
             _wait_while_paused(running)
             if running.must_stop():
                 return False
-        _take_turn(running)
+        if not blocked:
+            _take_turn(running)
         if running.must_stop():
             return False
-        sentence = running.waits_for()
-        if sentence is None or running.mode.can_continue(running):
+        blocked = running.mode.blocked(running)
+        sentence = running.waits_for(blocked)
+        if sentence is None or (not blocked and running.mode.can_continue(running)):
             return True
-        if checked != (checked := frozenset(running.online.names)):
+        if not blocked and checked != (checked := frozenset(running.online.names)):
             running.mode.require_budget(running)  # devices that connected since may have nothing left to spend
-        if not running.leases.waits_for_offline(running.run_id):
-            began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
+        if blocked or not running.leases.waits_for_offline(running.run_id):
+            began = running.elapsed  # more clients would not help: a person has to act, or other runs go on first
         for_ever = not wait_s and running.elapsed - began >= HINT_AFTER_S
         running.status("waiting", f"{sentence}; {stop_hint(running.run_id)}" if for_ever else sentence)
         if running.must_stop():

@@ -271,6 +271,15 @@ class PrivacyLedger:
             entries, parts, released = (int(connection.scalar(one) or 0) for one in found)
         return entries, parts, released
 
+    def blocked(self, population: str) -> str:
+        """Return why no private round of a population may begin, and what to do about it; "" if one may."""
+        with self._database.reading() as connection:
+            try:
+                require_known(connection, population)
+            except DataLost as error:
+                return f"{error}: {error.hint}"
+        return ""
+
     def unknown(self) -> dict[str, str]:
         """Return the populations whose private rounds are blocked, with the reason.
 

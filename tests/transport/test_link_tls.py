@@ -66,6 +66,7 @@ def test_a_revoked_device_ends_with_five(here: Place) -> None:
     with pytest.raises(Refused, match="revoked this device") as refused:
         link.pull(0.1)
     assert refused.value.exit_code == 5
+    assert refused.value.hint == "contact its operator: thinwire devices approve pi-1 approves it again"
 
 
 def test_a_pending_device_says_its_fingerprint_and_waits(here: Place) -> None:
@@ -74,7 +75,7 @@ def test_a_pending_device_says_its_fingerprint_and_waits(here: Place) -> None:
     with pytest.raises(Unreachable) as refused:
         link.hello(hello("pi-1"))
     assert grouped(here.roster.devices["pi-1"].fingerprint) in refused.value.why
-    assert "thinwire devices approve" in refused.value.hint
+    assert refused.value.hint.endswith("thinwire devices approve pi-1")
     here.roster.put("pi-1", "approved")
     assert link.hello(hello("pi-1")).name == "pi-1"
 

@@ -237,7 +237,7 @@ def _standing(url: str, trust: Trust | None, folder: Path) -> Sequence[Finding]:
             "row", None, "this client has no key yet: its first start makes one"
         )
     try:
-        stood = check_enrollment(url, trust, device_key(folder))
+        stood = check_enrollment(url, trust, device_key(folder), folder.name)
     except ThinwireError as error:
         return unseen("clock", "nobody answered"), Finding("row", False, str(error), error.hint)
     key = f"key {formatting.grouped(stood.fingerprint)}"

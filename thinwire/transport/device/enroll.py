@@ -77,7 +77,7 @@ def join(
     said = {"secret": invitation.secret, "name": name, "versions": dict(versions)}
     try:
         fields = _request_enrollment(
-            connection, url, HttpRequest("POST", JOIN, pack(json.dumps(said).encode()), whole_key=True)
+            connection, url, name, HttpRequest("POST", JOIN, pack(json.dumps(said).encode()), whole_key=True)
         )
     finally:
         connection.close()
@@ -131,13 +131,13 @@ def _presented_cas(url: str) -> tuple[tuple[str, ...], str]:
         raise _other(url, "it does not answer as an aggregator does") from error
 
 
-def _request_enrollment(connection: Connection, url: str, request: HttpRequest) -> dict[str, Any]:
+def _request_enrollment(connection: Connection, url: str, name: str, request: HttpRequest) -> dict[str, Any]:
     for left in reversed(range(TRIES)):
         try:
             with connection.request(request) as response:
                 return dict(json.loads(read_all(response, MAX_CA_BYTES)))
         except ApiError as refusal:
-            raise _refused(refusal, url) from refusal
+            raise _refused(refusal, url, name) from refusal
         except ssl.SSLCertVerificationError as error:
             raise _other(url, f"it cannot prove that it is the one: {error.verify_message}") from error
         except (OSError, http.client.HTTPException) as error:
@@ -149,9 +149,9 @@ def _request_enrollment(connection: Connection, url: str, request: HttpRequest) 
     raise AssertionError("unreachable")
 
 
-def _refused(refusal: ApiError, url: str) -> ThinwireError:
+def _refused(refusal: ApiError, url: str, name: str) -> ThinwireError:
     """Return a refused enrollment as an error: `Refused` if trying again later cannot help."""
-    error = refusal_error(refusal, url, tls=True)
+    error = refusal_error(refusal, url, tls=True, name=name)
     final = refusal.kind in ("invitation", "name", "revoked", "protocol")
     return Refused(error.what, error.why, error.hint) if final else error
 
@@ -188,8 +188,13 @@ class EnrollmentStatus:
     error: ThinwireError | None = None
 
 
-def check_enrollment(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> EnrollmentStatus:
-    """Return this device's state at its aggregator; raise `Unreachable` if no trusted aggregator answers."""
+def check_enrollment(
+    url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey, name: str = "NAME"
+) -> EnrollmentStatus:
+    """Return this device's state at its aggregator; raise `Unreachable` if no trusted aggregator answers.
+
+    `name` is its name for what to try, unless the aggregator has said another one.
+    """
     clock = ServerClock()
     signer = Signer(key, clock.now)
     connection = Connection(Address.parse(url), signer, clock, lambda: trust)
@@ -200,7 +205,8 @@ def check_enrollment(url: str, trust: Trust | None, key: ec.EllipticCurvePrivate
     except ApiError as refusal:
         skew_s = refusal.now - time.time() if refusal.now else None
         fine = (refusal.status, refusal.kind) in ((404, "assignment"), (401, "hello"))
-        error = None if fine else refusal_error(refusal, url, tls=trust is not None, fingerprint=signer.fingerprint)
+        known, tls = (trust.name if trust else "") or name, trust is not None
+        error = None if fine else refusal_error(refusal, url, tls=tls, name=known, fingerprint=signer.fingerprint)
         return EnrollmentStatus(refusal.kind, signer.fingerprint, skew_s, error)
     except (OSError, http.client.HTTPException) as error:
         raise no_answer_error(error, url, tls=trust is not None) from error

@@ -361,10 +361,11 @@ class HttpsLink:
         self._ending.wait(random.uniform(0.0, self._registration.spread_s))
 
     def _translate_errors(self, pushes_reply: bool = False) -> AbstractContextManager[None]:
-        trust, spread_s = self._registration.trust, self._registration.spread_s
+        here = self._registration
         return translate_errors(
-            self.url, trust is not None, self.fingerprint, spread_s, self._ending.is_set, pushes_reply
-        )
+            self.url, here.trust is not None, here.name, self.fingerprint, here.spread_s, self._ending.is_set,
+            pushes_reply,
+        )  # fmt: skip
 
 
 def _require(bundle: Path | None, length: int) -> None:

@@ -239,13 +239,13 @@ TRANSIENT = frozenset(
     {"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"}
 )
 
-REFUSAL_TEXTS: dict[str, tuple[str, str]] = {
-    "revoked": ("has revoked this device", "contact its operator: thinwire devices approve NAME approves it again"),
-    "pending": ("has not approved this device yet", "there, after comparing: thinwire devices approve NAME"),
-    "unknown": ("does not know this device's key", "join it: thinwire client join URL -"),
+REFUSAL_TEXTS: dict[str, tuple[str, str]] = {  # {name} is the device's, {url} the aggregator's
+    "revoked": ("has revoked this device", "contact its operator: thinwire devices approve {name} approves it again"),
+    "pending": ("has not approved this device yet", "there, after comparing: thinwire devices approve {name}"),
+    "unknown": ("does not know this device's key", "join it: thinwire client join {url} -"),
     "name": (
         "refused this client's name",
-        "give it another one: --name NAME; or there: thinwire devices rename NAME OTHER",
+        "give it another one: --name NAME; or there: thinwire devices rename {name} OTHER",
     ),
     "process": ("hears this device from elsewhere too", "stop the other process, or give this one another name"),
     "protocol": ("does not speak this client's protocol", "update thinwire on the side that is older"),
@@ -275,13 +275,21 @@ REFUSAL_TEXTS: dict[str, tuple[str, str]] = {
 
 
 def refusal_error(
-    refusal: ApiError, url: str, *, tls: bool, fingerprint: str = "", pushes_reply: bool = False, within_s: float = 0.0
+    refusal: ApiError,
+    url: str,
+    *,
+    tls: bool,
+    name: str = "NAME",
+    fingerprint: str = "",
+    pushes_reply: bool = False,
+    within_s: float = 0.0,
 ) -> ThinwireError:
-    """Return a refusal as an error of the device; `pushes_reply` is True while it pushes a reply.
+    """Return a refusal as an error of the device `name`; `pushes_reply` is True while it pushes a reply.
 
     `within_s` is the reconnect window in seconds.
     """
     text, hint = REFUSAL_TEXTS.get(refusal.kind, ("cannot answer now", "look at its output"))
+    hint = hint.replace("{name}", name).replace("{url}", url)
     what, why = f"the aggregator at {url} {text}", "" if refusal.kind == "closing" else refusal.why
     if refusal.kind in ("pending", "unknown") and fingerprint:
         why = f"{why}; this device's key has the fingerprint {grouped(fingerprint)}"
@@ -297,7 +305,7 @@ def refusal_error(
 
 @contextmanager
 def translate_errors(
-    url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], pushes_reply: bool
+    url: str, tls: bool, name: str, fingerprint: str, within_s: float, ended: Callable[[], bool], pushes_reply: bool
 ) -> Iterator[None]:
     """Translate refusals and connection errors of this block into Thinwire errors.
 
@@ -307,7 +315,7 @@ def translate_errors(
         yield
     except ApiError as refusal:
         raise refusal_error(
-            refusal, url, tls=tls, fingerprint=fingerprint, pushes_reply=pushes_reply, within_s=within_s
+            refusal, url, tls=tls, name=name, fingerprint=fingerprint, pushes_reply=pushes_reply, within_s=within_s
         ) from refusal
     except (OSError, http.client.HTTPException) as error:
         if ended():

@@ -172,11 +172,13 @@ def test_a_dashboard_that_others_reach_is_started_by_the_aggregator_s_unit(thinw
 
 
 def test_a_start_keeps_the_options_that_it_was_given(thinwire, home):
-    words = ["--aggregator", "127.0.0.1:9", "--task", "digits=examples/digits/task.py", "--name", "pi-01"]
+    task = "digits=examples/digits/task.py"
+    paths = {"data": "my data", "python": sys.executable}
+    words = ["--aggregator", "127.0.0.1:9", "--task", task, "--name", "pi-01"]
+    words += [word for name, path in paths.items() for word in (f"--{name}", path)]
     assert thinwire("client", "start", *words, "--once", "--home", home).code == 4
     assert json.loads((home / "clients" / "pi-01" / "start.json").read_text()) == {
-        "options": {"aggregator": "127.0.0.1:9", "task": ["digits=examples/digits/task.py"], "name": "pi-01"},
-        "folder": str(Path.cwd()),
+        "options": {"aggregator": "127.0.0.1:9", "task": [task], "name": "pi-01", **paths}, "folder": str(Path.cwd()),
     }  # fmt: skip
 
 

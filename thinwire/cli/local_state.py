@@ -340,8 +340,10 @@ def parsed_options(noun: str, words: Sequence[str]) -> StartOptions:
 
 
 def _given(context: click.Context) -> StartOptions:
-    """Return the options that were typed or stand in the environment."""
+    """Return the options that were typed or stand in the environment; a path is as it was typed."""
     given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    return StartOptions(
-        {name: value for name, value in context.params.items() if context.get_parameter_source(name) in given}
-    )
+    return StartOptions({
+        name: str(value) if isinstance(value, Path) else value  # an option with a callback is a Path already
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) in given
+    })  # fmt: skip

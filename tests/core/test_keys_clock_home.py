@@ -20,6 +20,7 @@ from thinwire.core.errors import CodecError, DataLost
 from thinwire.core.prng import word32
 from thinwire.core.statedir import (
     Held,
+    client_home,
     disk_error,
     find_home,
     hold,
@@ -109,9 +110,17 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert f"in use by process {os.getpid()}" in other.stderr
-        with pytest.raises(Held), hold(lock, {}):
+        with pytest.raises(Held, match="in use by process") as held, hold(lock, {}):
             pass
+    assert held.value.hint == "stop the other one, or give this one a folder of its own: --home FOLDER"
     assert holder(lock) is None
+
+
+def test_a_second_client_of_one_name_is_told_to_take_another_name(tmp_path: Path) -> None:
+    lock = client_home(tmp_path, "pi-01") / "lock"
+    with hold(lock, {}), pytest.raises(Held) as held, hold(lock, {}):
+        pass
+    assert held.value.hint == "stop the other one, or give this one another name: --name NAME"
 
 
 def test_the_home_is_the_flag_then_the_environment_then_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

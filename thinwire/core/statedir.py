@@ -279,10 +279,12 @@ class Held(ThinwireError):
     """Another process has locked the directory; `holder` is what that process wrote about itself."""
 
     def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
+        of_client = path.parent.parent.name == "clients"
+        own = "another name: --name NAME" if of_client else "a folder of its own: --home FOLDER"
         super().__init__(
             f"{path.parent} is in use by process {holder.get('pid', '?')}",
             why="two processes on one state directory would write over each other",
-            hint="stop the other one, or give this one a folder of its own: --home FOLDER",
+            hint=f"stop the other one, or give this one {own}",
         )
         self.holder = dict(holder)
 

@@ -58,7 +58,7 @@ def test_a_command_that_cannot_be_understood_is_2(thinwire, words):
         (["zzz"], "there are demo, init, run, "),
         (["runs", "list", "--zzz"], "there are --tag, "),
         (["runs", "show", "a", "b"], "it reads: "),
-        (["sim", "plan.toml", "--clients", "x"], "'x' is not a valid integer"),
+        (["sim", "plan.toml", "--clients", "x"], "'x' is not a whole number\n"),
         (["runs", "list", "--home"], "its value is to stand behind it"),
         (["runs", "list", "--json=3"], "it is set by its name alone"),
         (["run"], "it is needed: "),

@@ -144,10 +144,12 @@ def test_several_wrong_keys_have_each_their_own_suggestion_in_one_error() -> Non
 @pytest.mark.parametrize(
     ("more", "why", "hint"),
     [
-        ("[cohort]\ndeadline_s = 0", "it should be 'auto' or greater than 0", "thinwire plan keys cohort"),
-        ("[cohort]\ndeadline_s = 'soon'", "it should be 'auto' or a valid number", "thinwire plan keys cohort"),
-        ("steps = 1.5", "it should be a valid integer or 'auto'", "thinwire plan keys local"),
-        ("partial = 3", "it should be a valid boolean", "thinwire plan keys local"),
+        ("[cohort]\ndeadline_s = 0", 'it should be "auto" or above 0 (', "thinwire plan keys cohort"),
+        ("[cohort]\ndeadline_s = 'soon'", 'it should be "auto" or a number (seconds a', "thinwire plan keys cohort"),
+        ("[cohort]\nclients = 'x'", 'or a number (selected each round: "all", a count, ', "thinwire plan keys cohort"),
+        ("steps = 1.5", 'it should be a whole number or "auto" (optimizer', "thinwire plan keys local"),
+        ("min_steps = 0", "it should be at least 1", "thinwire plan keys local"),
+        ("partial = 3", "it should be true or false", "thinwire plan keys local"),
         ("overlap = 1", "it should be a table", "[local] overlap = { max_delay = 1 }"),
         ("[uplink]\nwarmup = 3", "it should be a table", "[uplink] warmup = { rounds = ..., ratios = ... }"),
     ],
@@ -155,7 +157,8 @@ def test_several_wrong_keys_have_each_their_own_suggestion_in_one_error() -> Non
 def test_what_a_value_should_be_is_said(more: str, why: str, hint: str) -> None:
     with pytest.raises(PlanError) as error:
         RunPlan.parse(TWO_LINES + more)
-    assert (error.value.why, error.value.hint) == (why, hint)
+    assert why in error.value.why
+    assert error.value.hint == hint
 
 
 def test_a_file_in_the_place_of_a_task_s_name_is_refused_with_where_it_goes() -> None:

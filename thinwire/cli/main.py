@@ -7,6 +7,7 @@ usage error, 130 is Ctrl-C, and 1 is an internal error or a missing torch.
 from __future__ import annotations
 
 import io
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -179,7 +180,7 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
     For an unknown option or command it lists all that there are.
 
     >>> refusal(click.BadParameter("'x' is not a valid integer.", param_hint="'--clients'"))
-    ("Invalid value for '--clients'", "'x' is not a valid integer.")
+    ("Invalid value for '--clients'", "'x' is not a whole number")
     >>> refusal(click.BadParameter("'0.5' is no target: --to metric=value"))
     ("'0.5' is no target", '--to metric=value')
     """
@@ -192,7 +193,7 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
     if isinstance(error, click.BadParameter):
         is_ours = error.param is None and error.param_hint is None  # raised by a command, and not by the parser
         what, _, why = (error.message if is_ours else what).partition(": ")
-        return what, why or _form(context)
+        return what, _plainly(why) or _form(context)
     if isinstance(error, click.BadOptionUsage):
         takes = "requires" in error.message
         return what, "its value is to stand behind it" if takes else "it is set by its name alone"
@@ -202,6 +203,24 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
     if isinstance(command, click.Group):
         return what, f"{meant}there are {', '.join(command.list_commands(context))}"
     return what, meant.rstrip() or _form(context)
+
+
+PLAIN = (  # what click says of a value, and what it means
+    (r"a valid integer(?: range)?", "a whole number"), (r"a valid float(?: range)?", "a number"),
+    (r"(\S+) is not in the range x>=(\S+)", r"\1 is less than \2"),
+    (r"(\S+) is not in the range (\S+)<=x<=(\S+)", r"\1 is not from \2 to \3"),
+)  # fmt: skip
+
+
+def _plainly(said: str) -> str:
+    """Return what click says of a value in plain words, without the full stop.
+
+    >>> _plainly("0 is not in the range x>=1."), _plainly("'x' is not a valid integer range.")
+    ('0 is less than 1', "'x' is not a whole number")
+    """
+    for theirs, ours in PLAIN:
+        said = re.sub(theirs, ours, said)
+    return said.removesuffix(".")
 
 
 def _meaning(param: Any) -> str:

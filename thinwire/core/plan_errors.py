@@ -20,6 +20,11 @@ MAX_EXPLAINED = 1000  # errors of a plan: nobody reads more, and to explain all 
 SHOWN = 200  # characters of a typed value in an error
 SHOULD = "it should be "
 MAX_COMPARED = 80  # characters of an unknown key to compare with known keys: difflib takes 40 bytes for each
+PLAIN = (  # pydantic's words and ours
+    ("greater than or equal to ", "at least "), ("less than or equal to ", "at most "), ("greater than ", "above "),
+    ("less than ", "below "), ("valid integer", "whole number"), ("valid number", "number"), ("valid string", "string"),
+    ("a valid boolean", "true or false"),
+)  # fmt: skip
 TABLE = ("model_type", "model_attributes_type", "dict_type")
 
 
@@ -49,7 +54,17 @@ def wrong_values(plan: type[BaseModel], error: ValidationError) -> list[Problem]
                 hint = f"{_shown(place)} instead of {_shown((*place[:-1], near))}"
         _, whys, _ = found.setdefault(what, (place, [], hint))
         whys += [why] if why not in whys else []
-    return [Problem(place, what, either(whys), hint) for what, (place, whys, hint) in found.items()]
+    return [
+        Problem(place, what, either(whys) + (_meaning(plan, place) if whys[1:] else ""), hint)
+        for what, (place, whys, hint) in found.items()
+    ]
+
+
+def _meaning(plan: type[BaseModel], place: tuple[str, ...]) -> str:
+    """Return the description of a key in parentheses, for a value that may be one of several things; "" without one."""
+    model = _model_at(plan, place[:-1])
+    field = model.model_fields.get(place[-1]) if model is not None else None
+    return f" ({field.description})" if field and field.description else ""
 
 
 def explain(
@@ -101,8 +116,8 @@ def places_of(plan: type[BaseModel], key: str) -> list[str]:
 def either(whys: Sequence[str]) -> str:
     """Join the reasons of a value that may be one of several things.
 
-    >>> either(["it should be 'auto'", "it should be above 0"])
-    "it should be 'auto' or above 0"
+    >>> either(['it should be "auto"', "it should be above 0"])
+    'it should be "auto" or above 0'
     """
     first, *others = whys
     return " or ".join([first, *(why.removeprefix(SHOULD) for why in others)])
@@ -116,6 +131,10 @@ def _wanted(details: Mapping[str, Any]) -> str:
         return "it names a task, by letters, digits, - and _; its code is given apart from the plan, as NAME=MODULE"
     said = str(details["msg"]).removeprefix("Value error, ")
     said = said.replace("Input should be ", SHOULD).replace("String should have ", f"{SHOULD}of ")
+    for theirs, ours in PLAIN:
+        said = said.replace(theirs, ours)
+    if details["type"] == "literal_error":
+        said = said.replace("'", '"')  # as it is typed in TOML
     return said.partition(", got ")[0].partition(", unable ")[0]
 
 

@@ -32,8 +32,21 @@ def test_two_plans_are_compared_by_their_keys_also_where_one_names_a_default(thi
     one.write_text('[run]\ntask = "digits"\n[local]\nlr = 0.5\n')
     other.write_text('[run]\ntask = "digits"\nrounds = 7\n[local]\nlr = 0.5\nmomentum = 0.0\n')
     assert thinwire("plan", "diff", one, other, "--json").document == {"[run] rounds": [20, 7]}
-    assert "[run] rounds" in thinwire("plan", "diff", one, other).out
+    said = thinwire("plan", "diff", one, other).out
+    assert "[run] rounds" in said
+    assert said.split("\n")[0].split() == ["KEY", str(one), str(other)], "names of files, which have no capitals"
     assert "the plans are equal" in thinwire("plan", "diff", one, one).err
+
+
+@pytest.mark.parametrize("words", [("plan", "new", "file/plan.toml"), ("init", "file")])
+def test_a_file_in_place_of_a_folder_is_refused_without_an_option_that_the_command_lacks(
+    thinwire, tmp_path, monkeypatch, words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    said = thinwire(*words)
+    assert (said.code, "why:   file is a file, and no folder\n" in said.err) == (2, True)
+    assert "--home" not in said.err
 
 
 def test_a_run_in_place_of_a_plan_is_told_where_its_plan_is(thinwire):

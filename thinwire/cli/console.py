@@ -51,11 +51,16 @@ def padded(header: Cells, rows: Sequence[Cells], right: Container[str] = ()) -> 
     >>> list(padded(["name", "bits"], [["fp16", "16"], ["sign", "1"]], ["bits"]))
     ['NAME  BITS', 'fp16    16', 'sign     1']
     """
-    titles = [title.upper() for title in header]
+    titles = [_title(title) for title in header]
     sides = [">" if title in right else "<" for title in header]
     form = GAP.join(f"{{:{side}{width}}}" for side, width in zip(sides, _widths(titles, rows), strict=True))
     for row in (titles, *rows):
         yield form.format(*row).rstrip()
+
+
+def _title(title: str) -> str:
+    """Return the title of a column in capitals; the name of a plan stays as it is."""
+    return title if title.endswith(".toml") else title.upper()
 
 
 def _widths(header: Cells, rows: Sequence[Cells]) -> list[int]:
@@ -101,7 +106,7 @@ def _wrapped_table(
 
     made = Table(box=None, padding=(0, len(GAP), 0, 0))
     for i, title in enumerate(header):
-        made.add_column(title.upper(), justify="right" if title in right else "left", min_width=least[i])
+        made.add_column(_title(title), justify="right" if title in right else "left", min_width=least[i])
     for row in rows:
         made.add_row(*map(Text, row))
     console = Console(width=columns + len(GAP), color_system=None, highlight=False)
@@ -118,7 +123,7 @@ def _blocks(header: Cells, rows: Sequence[Cells], columns: int) -> Iterator[str]
             yield ""
         cells = ((title, cell) for title, cell in zip(header, row, strict=True) if cell != NOTHING)
         for title, cell in cells:
-            yield from wrapped(cell, columns, f"{title.upper():<{begin}}{GAP}")
+            yield from wrapped(cell, columns, f"{_title(title):<{begin}}{GAP}")
 
 
 def wrapped(text: str, columns: int, begin: str) -> list[str]:

@@ -36,7 +36,6 @@ def new(
     """Write a plan of the two lines that every plan needs."""
     from thinwire.core import RunPlan
     from thinwire.core.errors import UsageError
-    from thinwire.core.statedir import write_atomically
 
     text = f'[run]\ntask = "{task}"\n\n[local]\nlr = {lr:g}\n'
     RunPlan.parse(text)
@@ -45,7 +44,7 @@ def new(
         return
     if file.exists():
         raise UsageError(f"{file} exists", why="a plan is not overwritten", hint="another name, or remove it first")
-    write_atomically(file, text.encode(), mode=0o644)
+    _write(file, text)
     console.note(f"wrote {file}; next: thinwire plan check {file}")
 
 
@@ -227,7 +226,6 @@ def _toml(value: Any) -> str:
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty folder")]) -> None:
     """Write task.py (your model and data go there) and plan.toml (two lines) into a folder."""
     from thinwire.core.errors import UsageError
-    from thinwire.core.statedir import disk_error, write_atomically
 
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.absolute().name).strip("-_")[:63] or "mine"
     templates = files("thinwire.cli") / "templates"
@@ -239,12 +237,8 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or e
         raise UsageError(
             f"{directory / there[0]} exists", why="nothing is overwritten", hint="thinwire init ANOTHER-FOLDER"
         )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(error, directory) from error
     for one, text in written.items():
-        write_atomically(directory / one, text.encode(), mode=0o644)
+        _write(directory / one, text)
         console.line(str(directory / one))
     console.note("next, with the same two files:")
     console.note(f"  thinwire task check {directory}/task.py --plan {directory}/plan.toml")
@@ -254,6 +248,25 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or e
         f"  thinwire client start --aggregator http://127.0.0.1:9090 --task {name}={directory}/task.py --name NAME"
     )
     console.note(f"  thinwire run {directory}/plan.toml")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a new file and its folder where the person wants it; raise `UsageError` if that is not possible there."""
+    from thinwire.core.errors import DataLost, UsageError
+    from thinwire.core.statedir import write_atomically
+
+    why, hint = "", "another folder, in which you may write"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode(), mode=0o644)
+    except FileExistsError:
+        why = f"{path.parent} is a file, and no folder"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except DataLost as error:
+        why = error.why
+    if why:
+        raise UsageError(f"cannot write {path}", why=why, hint=hint)
 
 
 LATTICE_ROW = ("[uplink] codec", "(lattice)", "", "not used under masks: see [secure] bits, support and rotate")

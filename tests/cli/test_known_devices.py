@@ -69,8 +69,13 @@ def test_it_is_refused_where_nobody_can_decide_and_yes_submits_it(site: Site):
     assert (masked.returncode, runs(site)) == (6, [])
     assert "the plan needs 3 devices for secure aggregation, and 0 are known" in masked.stderr
     assert "[secure] enabled = false; or --yes to submit it and wait" in masked.stderr
-    assert site.call("run", *plan, "--yes").returncode == 0
-    assert runs(site) == ["digits-1"]
+    said = site.call("run", *plan, "--yes")
+    assert (said.returncode, runs(site)) == (0, ["digits-1"])
+    start = f"thinwire client start --aggregator http://{site.listen} --task"
+    assert (
+        f"no device has joined yet; to add one: {start} digits=MODULE --name NAME --home {site.home}\n" in said.stderr
+    )
+    assert f"no devices yet; to add one: {start} NAME=MODULE --name NAME" in site.call("devices", "list").stderr
 
 
 def test_a_person_at_a_terminal_decides(site: Site):

@@ -245,7 +245,11 @@ def test_a_run_that_is_handed_over_says_how_to_watch_it_in_this_home(thinwire, m
     Store.open(AggregatorHome.under(home).database).close()
     with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9"}):
         said = thinwire("run", mine / "plan.toml", "--detach", "--home", home)
-    assert (said.code, said.out, said.err) == (0, "mine-1\n", f"watch it: thinwire runs watch mine-1 --home {home}\n")
+    assert (said.code, said.out) == (0, "mine-1\n")
+    add = f"thinwire client start --aggregator http://127.0.0.1:9 --task mine=MODULE --name NAME --home {home}"
+    assert said.err.splitlines() == [
+        f"no device has joined yet; to add one: {add}", f"watch it: thinwire runs watch mine-1 --home {home}",
+    ]  # fmt: skip
 
 
 def test_a_run_begins_with_the_model_of_another_one(thinwire, mine, home):

@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,6 +188,12 @@ def require_alive(home: Path | None) -> dict[str, Any]:
         why=f"no process has locked {find_home(home) / 'aggregator'}",
         hint=f"{start_again(home)}    (in another terminal)",
     )
+
+
+def adds_device(about: Mapping[str, Any], home: Path | None, task: str = "NAME") -> str:
+    """Return the command that adds a device to the running aggregator that describes itself as `about`."""
+    client = f"client start --aggregator http://{about['listen']} --task {task}=MODULE --name NAME"
+    return command_line("devices invite" if about.get("pin") else client, home)
 
 
 SILENT_S = 20.0  # without a sign of life, of which there is one each BEAT_S

@@ -47,18 +47,20 @@ def run(
 
     Ctrl-C detaches (130): the run goes on.
     """
-    from thinwire.cli.local_state import open_store, require_alive
+    from thinwire.cli.local_state import adds_device, open_store, require_alive
 
     read = checked_plan(plan, sets)
     if track:
         opener(track, "")  # an error before there is a run
-    require_alive(home)
+    about = require_alive(home)
     with open_store(home, read_only=False) as store:
         if not yes:
             require_known(store, read, home)
         run_id = hand_over(store, home, read, plan, task, name)
         if said := begins_early(read, len(may_train(store, read.run.task))):
             console.note(said)
+        if not known_devices(store):
+            console.note(f"no device has joined yet; to add one: {adds_device(about, home, read.run.task)}")
         if track:
             start_follower(run_id, track, home)
         if detach:

@@ -28,9 +28,10 @@ from thinwire.cli import console
 from thinwire.cli.aggregator.dashboard import RENEWED_S, Dashboard, Exposure, end_running
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
 from thinwire.cli.local_state import (
+    adds_device,
+    command_line,
     aggregator_home,
     alive,
-    command_line,
     dashboard_of,
     open_store,
     options_of_this_command,
@@ -282,7 +283,7 @@ def serve_in_background(home: Path | None) -> int:
     typed = options_of_this_command().without(*NOT_KEPT).words()
     # -P: the folder that the person is in may hold another thinwire/
     command = [sys.executable, "-P", "-m", "thinwire.cli", "aggregator", "start", *typed]
-    command += ["--home", str(place.root.parent)]
+    command += ["--home", str(home)] if home else []
     with contextlib.suppress(FileNotFoundError):
         os.replace(log, log.with_name(f"{log.name}.1"))  # it tells why the previous process ended
     with open(log, "ab", opener=private_opener) as file:
@@ -378,8 +379,7 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     devices = store.devices()
     known = ", ".join(info.row.name for info in devices[:8]) + (" ..." if len(devices) > 8 else "")
     console.line(f"devices  {f'{len(devices)} known: {known}' if devices else 'none known yet'}; to add one:")
-    add = f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME"
-    console.line(f"           {command_line('devices invite' if about['pin'] else add, home)}")
+    console.line(f"           {adds_device(about, home)}")
     console.line(f"run      {command_line('run PLAN', home)}")
     if going := store.run_queue():
         console.line(f"         {', '.join(row.run_id for row in going)} {'go' if going[1:] else 'goes'} on")

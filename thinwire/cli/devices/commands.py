@@ -87,13 +87,14 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
 def _aggregator_state(home: Path | None, store: Store) -> render.AggregatorState:
     """Return the state of the aggregator on this machine, as the tables need it."""
     from thinwire.cli.devices import render
-    from thinwire.cli.local_state import aggregator_home, alive
+    from thinwire.cli.local_state import adds_device, aggregator_home, alive
     from thinwire.core.clock import down_since_of
     from thinwire.reports.privacy import last_contacts
 
     about, lock = alive(home), aggregator_home(home).lock
     contacts = last_contacts(store.runs(with_deleted=True), lock)
-    return render.AggregatorState(about is not None, down_since_of(lock), bool((about or {}).get("pin")), contacts)
+    add = adds_device(about, home) if about and "listen" in about else ""
+    return render.AggregatorState(about is not None, down_since_of(lock), bool((about or {}).get("pin")), contacts, add)
 
 
 @app.command()

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
 
 
-def print_no_devices(json: bool, tls: bool = False) -> None:
-    """Print that there are no devices, and the command that adds one."""
+def nothing(json: bool, add: str = "") -> None:
+    """Print that there are no devices, and `add`, the command that adds one to a running aggregator."""
     if json:
         console.document([])
     else:
-        adds = "thinwire devices invite adds one" if tls else "thinwire aggregator start prints the line that adds one"
-        console.note(f"no devices yet; {adds}")
+        how = f"to add one: {add}" if add else "thinwire aggregator start prints the line that adds one"
+        console.note(f"no devices yet; {how}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,15 @@ class AggregatorState:
     """The state of the aggregator, without which it is unknown which devices are online.
 
     `alive`: it is running. `down_since`: when it was last running, wall clock; 0 if unknown. `tls`: its device API is
-    open to other machines. `last_contacts`: the last contact of each device, wall clock.
+    open to other machines. `heard_by`: the last contact of each device, wall clock. `add`: the command that adds a
+    device to a running one.
     """
 
     alive: bool = True
     down_since: float = 0.0
     tls: bool = False
-    last_contacts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/privacy.py
+    heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/privacy.py
+    add: str = ""
 
     def last_seen_at(self, info: DeviceInfo) -> float | None:
         """Return the last contact of a device as wall-clock seconds; None without any.
@@ -71,7 +73,7 @@ def print_devices(found: Sequence[DeviceInfo], aggregator: AggregatorState, json
     if json:
         console.document([device_document(info, aggregator) for info in found])
     elif not found:
-        print_no_devices(json, aggregator.tls)
+        nothing(json, known.add)
     else:
         header: tuple[str, ...] = (
             "device", "state", "how", "fingerprint", "presence", "last seen", "has", "tasks", "updates", "payload up",

@@ -98,7 +98,8 @@ def test_assignments_are_answered_in_order_until_the_stop(running: Running) -> N
     assert running.code == [0]
     assert not list((running.folder / "downloads").iterdir())
     assert polled(running.fleet, ClientDisconnected).device == DEVICE
-    assert running.said[:2] == ["connecting", "idle"]
+    assert running.said[:3] == ["connecting", "idle", f"works on {RUN}"]
+    assert running.said.count(f"works on {RUN}") == 1, "until another run has an assignment"
     assert any(line.startswith("round 1: train") for line in running.said)
     assert any(line.startswith("round 2: sent") for line in running.said)
 

@@ -73,6 +73,7 @@ class Loop:
     ) -> None:
         self.link, self.handlers, self.facts, self.calls, self._reloader = link, handlers, facts, calls, reloader
         self.say, self.ending = calls.say, calls.ending
+        self._run = ""  # of the last assignment
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at, self._is_working = 25.0, time.monotonic(), False
         self._runs_seen: set[str] = set()  # runs of which this process received an assignment
@@ -296,6 +297,9 @@ class Loop:
             if not self._advertisements.offer(advertisement):
                 self._background_sender.put(push)
 
+        if assignment.run != self._run:
+            self._run = assignment.run
+            self.say(f"works on {assignment.run}")  # the lines that follow have the number of a round alone
         delivered_at = time.monotonic()
         try:
             begun = handler.begin(delivery, cancelled, self.say, delivered_at - came_at, send)

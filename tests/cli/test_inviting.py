@@ -109,6 +109,11 @@ def test_an_invitation_is_withdrawn_by_its_number(thinwire, home, store, api):
     assert {action.who for action in store.audit.actions()} == {operator()}
 
 
+def test_a_file_of_names_that_is_not_there_is_said_to_be_so(thinwire, home, tmp_path, store, api):
+    said = thinwire("devices", "invite", "--names", tmp_path / "none", "--home", home)
+    assert (said.code, "why:   No such file or directory\n" in said.err) == (2, True)
+
+
 def test_without_a_device_api_that_others_reach_nobody_is_invited(thinwire, home, store):
     said = thinwire("devices", "invite", "--home", home)
     assert (said.code, f"aggregator start --home {home} --listen 0.0.0.0:9090" in said.err) == (9, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.formatting import grouped
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.device.session import refusal_error
+from thinwire.transport.device.session import no_answer_error, refusal_error
 from thinwire.transport.protocol.http import ApiError
 
 
@@ -58,6 +59,11 @@ def test_over_tls_nothing_but_a_revocation_ends_a_client(refusal: ApiError) -> N
     assert error.why
     assert error.hint
     assert isinstance(refusal_error(ApiError(403, "revoked", "x"), "https://agg.example", tls=True), Refused)
+
+
+def test_who_hangs_up_on_plain_http_may_speak_tls_at_the_same_address() -> None:
+    error = no_answer_error(http.client.RemoteDisconnected("x"), "http://agg.example:9090", tls=False)
+    assert error.hint.endswith("does it speak TLS? https://agg.example:9090")
 
 
 def test_a_revoked_device_ends_with_five(here: Place) -> None:

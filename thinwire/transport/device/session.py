@@ -337,7 +337,7 @@ def no_answer_error(error: Exception, url: str, *, tls: bool, within_s: float = 
         why = "what answers there does not speak TLS"
         hint = "is the port right? A device API on loopback may be http://"
     elif isinstance(error, http.client.BadStatusLine) and not tls:
-        hint = "does it speak TLS? https://HOST:PORT"
+        hint = f"does it speak TLS? {url.replace('http://', 'https://', 1)}"
         if isinstance(error, ConnectionError):
             why, hint = "it hung up without an answer", f"it may just have ended; where it never answers: {hint}"
     return Unreachable(what, why, hint, within_s=within_s)

@@ -89,6 +89,12 @@ def test_long_texts_are_wrapped_inside_their_columns(lines):
     ]  # fmt: skip
 
 
+def test_no_text_is_cut_where_several_columns_are_wrapped(thinwire):
+    words = [thinwire("plan", "keys").out.split(), " ".join(shown := in_terminal(80, "plan", "keys")).split()]
+    assert sorted(words[0]) == sorted(words[1])
+    assert max(map(len, shown)) <= 80
+
+
 def test_a_table_that_cannot_be_wrapped_is_shown_row_by_row(lines):
     header, cells = ("round", "one", "two", "what"), ("1", "1" * 9, "2" * 9, TEXT)
     assert lines(header, [cells, ("2", "", "3", "")], 30) == [

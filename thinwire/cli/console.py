@@ -1,6 +1,6 @@
 """The output of all commands: JSON, lines and tables on stdout, notes on stderr.
 
-A table is whole in a pipe or a file. On a terminal that is too narrow for it, rich wraps its texts. Where even that
+A table is whole in a pipe or a file. On a terminal that is too narrow for it, its texts are wrapped. Where even that
 does not fit, each row becomes a block with one cell a line: no word is broken, because it may be there to be copied.
 """
 
@@ -20,7 +20,7 @@ from thinwire.core.formatting import NOTHING, duration, plain, with_home
 
 GAP = "  "
 TEXT = 16  # characters: a wider column may be wrapped, to no less than this
-MAX_WRAPPED = 200  # rows: rich takes 60 times as long as `padded`, and 30 ms to import
+MAX_WRAPPED = 200  # rows: wrapping takes 60 times as long as `padded`
 
 Cells = Sequence[str]
 
@@ -51,11 +51,15 @@ def padded(header: Cells, rows: Sequence[Cells], right: Container[str] = ()) -> 
     >>> list(padded(["name", "bits"], [["fp16", "16"], ["sign", "1"]], ["bits"]))
     ['NAME  BITS', 'fp16    16', 'sign     1']
     """
-    titles = [_title(title) for title in header]
-    sides = [">" if title in right else "<" for title in header]
-    form = GAP.join(f"{{:{side}{width}}}" for side, width in zip(sides, _widths(titles, rows), strict=True))
+    titles, form = [_title(title) for title in header], _form(header, right, _widths(header, rows))
     for row in (titles, *rows):
         yield form.format(*row).rstrip()
+
+
+def _form(header: Cells, right: Container[str], widths: Sequence[int]) -> str:
+    """Return the format of a line with columns of these widths."""
+    sides = (">" if title in right else "<" for title in header)
+    return GAP.join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
 
 
 def _title(title: str) -> str:
@@ -84,7 +88,7 @@ def _fitted(header: Cells, rows: Sequence[Cells], right: Container[str], columns
 
     Columns after the first may be wrapped to `TEXT` characters, and no word is broken.
     """
-    words = [max(len(word) for row in rows for word in row[i].split() or [""]) for i in range(len(header))]
+    words = [max(len(word) for row in (header, *rows) for word in row[i].split() or [""]) for i in range(len(header))]
     widths = _widths(header, rows)
     least = [widths[0], *(min(width, max(TEXT, word)) for width, word in zip(widths[1:], words[1:], strict=True))]
     if _width(widths) <= columns:
@@ -100,19 +104,18 @@ def _wrapped_table(
     header: Cells, rows: Sequence[Cells], right: Container[str], columns: int, least: Sequence[int]
 ) -> Iterator[str]:
     """Yield the lines of a table of `columns` characters whose texts are wrapped inside their columns."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=None, padding=(0, len(GAP), 0, 0))
-    for i, title in enumerate(header):
-        made.add_column(_title(title), justify="right" if title in right else "left", min_width=least[i])
-    for row in rows:
-        made.add_row(*map(Text, row))
-    console = Console(width=columns + len(GAP), color_system=None, highlight=False)
-    with console.capture() as capture:
-        console.print(made)
-    return (text.rstrip() for text in capture.get().splitlines())
+    widths = _widths(header, rows)
+    while _width(widths) > columns:
+        widest = max((i for i, width in enumerate(widths) if width > least[i]), key=lambda i: widths[i])
+        widths[widest] -= 1
+    form = _form(header, right, widths)
+    for row in ([_title(title) for title in header], *rows):
+        cells = (
+            textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            for cell, width in zip(row, widths, strict=True)
+        )
+        for texts in itertools.zip_longest(*cells, fillvalue=""):
+            yield form.format(*texts).rstrip()
 
 
 def _blocks(header: Cells, rows: Sequence[Cells], columns: int) -> Iterator[str]:

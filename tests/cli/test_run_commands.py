@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cli_story import told
 from tests.support.server_bench import LAYOUT
 from thinwire.cli.local_state import operator
 from thinwire.cli.runs import run_commands
@@ -107,3 +108,9 @@ def test_a_comparison_to_a_target_says_once_what_is_reached_and_nothing_of_seeds
         "reached, and what follows it: to accuracy at least 0.9",
         "stopped or failed: what they sent and took is of a part of their plan",
     ]
+
+
+def test_a_run_of_devices_and_a_simulated_one_differ_by_their_clients_and_not_by_a_split(thinwire, home: Path):
+    names = [told(home), told(home, source="sim")]
+    said = thinwire("runs", "compare", *names, "--home", home).out.split("\n")[0]
+    assert ("CLIENTS" in said, "SPLIT" in said) == (True, False)

@@ -209,7 +209,7 @@ def run_curves(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
 def _cell(store: Store, row: RunRow, whole: bool) -> Trial:
     rounds = store.rounds(row.run_id) if whole else []
     clients = store.client_count(row.run_id)[0] if row.source == "sim" else 0  # the number of devices changes
-    made = TrialSpec(row.plan, clients, row.source, "", row.task_report.source_digest)
+    made = TrialSpec(row.plan, clients, "", "", row.task_report.source_digest)
     seconds = totals_of(store, row).seconds if row.rounds_closed else 0.0
     return replace(Trial.of(made, row, rounds), payload_up=row.payload_up, seconds=None if whole else seconds)
 

@@ -88,6 +88,15 @@ def test_a_name_or_a_role_that_is_none_is_refused(
     assert store.users.all() == []
 
 
+def test_a_user_who_cannot_be_added_is_refused_before_a_password_is_typed(thinwire, home: Path, store: Store):
+    store.users.add("anna", "operator", GOOD, "root")
+    for name, role, code in (("anna", "viewer", 5), ("bert", "owner", 2), ("Bert", "viewer", 2)):
+        said = thinwire("aggregator", "users", "add", name, "--role", role, "--home", home)
+        assert (said.code, "password" in said.err) == (code, False)
+    said = thinwire("aggregator", "users", "add", "bert", "--role", "admin", "--home", home)
+    assert f"users add --home {home} bert --role admin --password-stdin < FILE\n" in said.err
+
+
 def test_a_token_is_printed_once_listed_and_revoked(thinwire, home: Path, store: Store):
     secret = thinwire("aggregator", "tokens", "add", "nightly", "--expires", "7d", "--home", home).out.strip()
     person = store.tokens.person(secret)

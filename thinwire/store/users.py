@@ -113,21 +113,24 @@ class Users:
         self._refused: dict[str, float] = {}  # when a refused login of this user was last recorded
 
     def add(self, name: str, role: str, password: str, who: str) -> None:
-        """Add a user; raise `Refused` if there is one of this name, also a disabled one."""
-        require_role(role)
-        if not NAME.fullmatch(name) or name in RESERVED:
-            why = f"a name has 1 to {USER_LETTERS} of a-z, 0-9, '.', '_' and '-'; {', '.join(RESERVED)} are no users"
-            raise UsageError(f"{name[:80]!r} is no name for a user", why, "anna, for instance")
+        """Add a user; raise like `require_new`."""
+        self.require_new(name, role)
         kept, now = hash_password(require_password(password, name)), self._clock.wall()
         row = {"name": name, "role": role, "password_hash": kept, "created_at": now, "who": who, "password_at": now}
         with self._database.writing() as connection:
             if connection.scalar(select(Row.c.name).where(Row.c.name == name)) is not None:
-                raise Refused(
-                    f"there is a user {name}", "a name belongs to one person, as the audit log has it",
-                    f"another name, or thinwire aggregator users reset {name}",
-                )  # fmt: skip
+                raise _is_taken(name)
             connection.execute(insert(Row), row)
             act(connection, now, who, "", "add user", f"{name}, {role}")
+
+    def require_new(self, name: str, role: str) -> None:
+        """Raise `UsageError` for an invalid name or role, `Refused` if a user has this name, disabled or not."""
+        require_role(role)
+        if not NAME.fullmatch(name) or name in RESERVED:
+            why = f"a name has 1 to {USER_LETTERS} of a-z, 0-9, '.', '_' and '-'; {', '.join(RESERVED)} are no users"
+            raise UsageError(f"{name[:80]!r} is no name for a user", why, "anna, for instance")
+        if any(row.name == name for row in self.all()):
+            raise _is_taken(name)
 
     def all(self) -> list[UserRow]:
         """Return all users by name."""
@@ -271,6 +274,13 @@ def role_now(connection: Connection, name: str) -> str | None:
         return "admin"
     found = connection.execute(_OF.where(Row.c.name == name)).first()
     return None if found is None or found.disabled_at is not None else str(found.role)
+
+
+def _is_taken(name: str) -> Refused:
+    return Refused(
+        f"there is a user {name}", "a name belongs to one person, as the audit log has it",
+        f"another name, or thinwire aggregator users reset {name}",
+    )  # fmt: skip
 
 
 def require_role(role: str) -> str:

@@ -66,6 +66,7 @@ def test_reload_signals_a_client_that_runs_and_refuses_one_that_does_not(thinwir
         said = thinwire("client", "reload", "--home", home)
     assert (said.code, signalled) == (0, [(os.getpid(), signal.SIGUSR1)]), said.err
     assert "pi-03 reads code and policy again" in said.err
+    assert f"thinwire client logs --home {home} --name pi-03\n" in said.err
     said = thinwire("client", "reload", "--home", home)
     assert (said.code, len(signalled), "pi-03 is not running" in said.err) == (9, 1, True), said.err
 

@@ -200,6 +200,7 @@ def test_a_key_is_kept_while_nobody_could_be_told_unless_it_is_forced(thinwire, 
     assert (said.code, key.exists(), "--force" in said.err) == (4, True, True)
     said = thinwire("client", "leave", "--force", "--home", home)
     assert (said.code, key.exists(), "thinwire devices revoke pi-03" in said.out) == (0, False, True)
+    assert said.err.startswith("cannot reach the aggregator at "), "which is no error of this command"
 
 
 def test_a_client_that_runs_does_not_lose_its_key_under_its_hands(thinwire, home, api):

@@ -228,7 +228,8 @@ def reload(name: ClientName = None, home: Home = None) -> None:
             f"the client {called} runs as another user", why="only that one may tell it", hint="the same with sudo"
         ) from error
     console.note(
-        f"{called} reads code and policy again before its next assignment; what it found: thinwire client logs"
+        f"{called} reads code and policy again before its next assignment; "
+        f"what it found: thinwire client logs --name {called}"
     )
 
 

@@ -235,7 +235,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
                     hint="try again; or delete the key all the same: "
                     + command_line(f"client leave --name {name} --force", home),
                 ) from error  # fmt: skip
-            console.note(error.text())
+            console.note(str(error))
             console.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")
         delete_learned(folder)  # the key goes last: with it this command can be typed again
         for file in (KEY_FILE, TRUST_FILE):

@@ -91,7 +91,7 @@ def drive(
         if isinstance(error, NotWritten) and (not running.simulated or home.simulation(run_id).exists()):
             raise
         running.mode.abort(running)
-        close(running, "failed", str(error), error.exit_code)
+        close(running, "failed", f"{error}; try: {error.hint}" if error.hint else str(error), error.exit_code)
     if running.run_state.status in ENDED:
         notify_connected(running)
     return store.run(run_id)
@@ -118,7 +118,8 @@ def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
             raise TooFewClients(
                 f"{counted(run_state.too_few_in_a_row, 'round')} in a row had too few replies",
                 why=f"the plan allows {plan.cohort.retry_limit}",
-                hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
+                hint=f"look at the clients' failures: thinwire runs show {running.run_id}; "
+                "or lower [cohort] min_updates",
             )
         if not running.mode.blocked(running):
             running.mode.require_budget(running)

@@ -29,9 +29,9 @@ from thinwire.cli.aggregator.dashboard import RENEWED_S, Dashboard, Exposure, en
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
 from thinwire.cli.local_state import (
     adds_device,
-    command_line,
     aggregator_home,
     alive,
+    command_line,
     dashboard_of,
     open_store,
     options_of_this_command,

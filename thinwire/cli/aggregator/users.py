@@ -30,7 +30,7 @@ def add(name: UserName, role: Role = "viewer", password_stdin: FromStdin = False
     """Add a user, who then logs in to the dashboard with a password."""
     from thinwire.cli.local_state import open_store, operator
 
-    with opened(home, read_only=False, create=True) as store:
+    with open_store(home, read_only=False, create=True) as store:
         store.users.require_new(name, role)  # before the person types a password
         store.users.add(name, role, _password(password_stdin, f"users add {name} --role {role}"), operator())
     console.line(f"{name} may log in, with the role {role}")

@@ -54,7 +54,8 @@ def read_names(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the names in {path}", why=str(error), hint="one name a line") from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot read the names in {path}", why=why, hint="one name a line") from error
     if names := [line for line in lines if line and not line.startswith("#")]:
         return names
     raise UsageError(f"there is no name in {path}", hint="one name a line: a-z, 0-9 and -")

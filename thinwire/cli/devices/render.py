@@ -18,93 +18,10 @@ if TYPE_CHECKING:
     from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, Invited, MeasureRow, RefusalNote
 
 
-@contextlib.contextmanager
-def new_table(path: Path) -> Iterator[IO[str]]:
-    """Create a file that only its owner can read, and remove it if the block fails; `UsageError` if it exists."""
-    from thinwire.core.errors import UsageError
-    from thinwire.core.statedir import disk_error
-
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
-        why = "the invitations in it may not have been used yet"
-        raise UsageError(f"{path} is there already", why=why, hint="--out with another name") from error
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"there is no folder {path.parent}", hint="--out in one that is there") from error
-    except OSError as error:
-        raise disk_error(error, path) from error
-    try:
-        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
-            yield file
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
-
-
-def write_table(file: IO[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows as CSV with a header; they are durable on return."""
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def read_names(path: Path) -> list[str]:
-    """Return the names of a file, one in each line; empty lines and those with # are skipped."""
-    from thinwire.core.errors import UsageError
-
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot read the names in {path}", why=why, hint="one name a line") from error
-    if names := [line for line in lines if line and not line.startswith("#")]:
-        return names
-    raise UsageError(f"there is no name in {path}", hint="one name a line: a-z, 0-9 and -")
-
-
-KIND = "ecdsa-sha2-nistp384"
-LONGEST = 16 * 1024  # bytes; a key file has about 200
-HINT = "ssh-keygen -t ecdsa -b 384 makes a pair; the public one is the file that ends in .pub"
-
-
-def read_public_key(path: Path) -> bytes:
-    """Return the DER SubjectPublicKeyInfo of an OpenSSH P-384 public key, as OpenSSH and Flower write them.
-
-    The DER is encoded again from the numbers in the file, so that one key has one form. `UsageError` for any other
-    file.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
-    from thinwire.core.errors import UsageError
-
-    try:
-        with open(path, "rb") as file:
-            data = file.read(LONGEST + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}", why=error.strerror or str(error), hint="--key FILE.pub") from error
-    if b"PRIVATE KEY" in data:
-        raise UsageError(
-            f"{path} is a private key", why="it must not leave its device", hint="--key FILE.pub, the other one"
-        )
-    try:
-        key = load_ssh_public_key(data.strip())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{path} is no public key of OpenSSH's form", why=str(error), hint=HINT) from error
-    if len(data) > LONGEST or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UsageError(f"{path} is no {KIND} key", why="Flower's nodes use that kind only", hint=HINT)
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
 SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
 
 
-def nothing(json: bool, add: str = "") -> None:
+def print_no_devices(json: bool, add: str = "") -> None:
     """Print that there are no devices, and `add`, the command that adds one to a running aggregator."""
     if json:
         console.document([])
@@ -118,14 +35,14 @@ class AggregatorState:
     """The state of the aggregator, without which it is unknown which devices are online.
 
     `alive`: it is running. `down_since`: when it was last running, wall clock; 0 if unknown. `tls`: its device API is
-    open to other machines. `heard_by`: the last contact of each device, wall clock. `add`: the command that adds a
+    open to other machines. `last_contacts`: the last contact of each device, wall clock. `add`: the command that adds a
     device to a running one.
     """
 
     alive: bool = True
     down_since: float = 0.0
     tls: bool = False
-    heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/privacy.py
+    last_contacts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # reports/privacy.py
     add: str = ""
 
     def last_seen_at(self, info: DeviceInfo) -> float | None:
@@ -156,7 +73,7 @@ def print_devices(found: Sequence[DeviceInfo], aggregator: AggregatorState, json
     if json:
         console.document([device_document(info, aggregator) for info in found])
     elif not found:
-        nothing(json, known.add)
+        print_no_devices(json, aggregator.add)
     else:
         header: tuple[str, ...] = (
             "device", "state", "how", "fingerprint", "presence", "last seen", "has", "tasks", "updates", "payload up",
@@ -208,8 +125,8 @@ def print_device(info: DeviceInfo, links: Sequence[MeasureRow], aggregator: Aggr
     rows = {
         "state": f"{info.row.standing(aggregator.tls)} ({info.row.how})",
         "fingerprint": formatting.grouped(info.row.fingerprint),
-        "presence": known.presence(info, unknown),
-        "connected": console.ago(info.seen_at), "heard": known.heard(info),
+        "presence": aggregator.presence(info, unknown),
+        "connected": console.ago(info.seen_at), "last seen": aggregator.last_seen(info),
         "cores": unknown if has.cores is None else str(has.cores), "memory free": " of ".join(dict.fromkeys(memory)),
         "power": power, "link": link, **_measured(links),
         "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),

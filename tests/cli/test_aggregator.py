@@ -21,7 +21,7 @@ from tests.support.processes import environment
 from tests.support.server_bench import LAYOUT
 from thinwire import __version__
 from thinwire.cli import local_state
-from thinwire.cli.aggregator import dashboard
+from thinwire.cli.aggregator import dashboard, serve
 from thinwire.cli.params import Address
 from thinwire.core import RunPlan
 from thinwire.core.clock import down_since_of, last_beat
@@ -113,6 +113,13 @@ def test_an_aggregator_deletes_runs_that_are_older_than_its_keep_days(thinwire, 
     with Store.open(AggregatorHome.under(home).database, read_only=True) as store:
         until(lambda: store.deleted_run(old_run) is not None, "the run is still there")
     assert "deleted by keep_days" in thinwire("runs", "show", old_run, "--home", home).out
+
+
+@pytest.mark.parametrize(("terminal", "said"), [(True, "starting the aggregator ...\n"), (False, "")])
+def test_a_start_says_at_a_terminal_that_it_has_begun(monkeypatch, capsys, terminal, said):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    serve.note_start()
+    assert capsys.readouterr().err == said
 
 
 def test_a_client_that_was_given_the_dashboard_s_address_says_so(thinwire, home, background):

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.support.server_bench import FAILS, SILENT, Bench, scripted, three
 from thinwire.core.errors import Refused
 from thinwire.core.events import Event, RoundClosed, RunStatusChanged
 from thinwire.core.owner_file import AggregatorFile
+from thinwire.server import command_queue
 from thinwire.server.service import serve
 from thinwire.simulation import Script
 
@@ -25,7 +27,11 @@ def over(event: Event) -> bool:
 def serves(
     bench: Bench, seconds: float, kill: Callable[[Event], bool] = lambda event: False, max_runs: int = 4
 ) -> list[str]:
-    """One life of the service, of so many seconds or until such an event; gives who was sent a stop meanwhile."""
+    """One life of the service, of so many seconds or until such an event; gives who was sent a stop meanwhile.
+
+    These seconds are virtual, so commands are read at each turn: by the machine's clock a life may take less than the
+    period of reading them.
+    """
     ending, until, poll = threading.Event(), bench.clock.now() + seconds, bench.fleet.poll
     before = len(bench.fleet.sent)
 
@@ -39,7 +45,7 @@ def serves(
             raise Killed
 
     bench.fleet.poll = polled  # type: ignore[method-assign, assignment]  # ends the run
-    with contextlib.suppress(Killed):
+    with contextlib.suppress(Killed), mock.patch.object(command_queue, "COMMANDS_READ_S", 0.0):
         serve(
             bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending,
             settings=AggregatorFile(max_runs=max_runs), on_event=on_event,

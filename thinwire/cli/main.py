@@ -205,11 +205,13 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
     return what, meant.rstrip() or _form(context)
 
 
-PLAIN = (  # what click says of a value, and what it means
-    (r"a valid integer(?: range)?", "a whole number"), (r"a valid float(?: range)?", "a number"),
-    (r"(\S+) is not in the range x>=(\S+)", r"\1 is less than \2"),
-    (r"(\S+) is not in the range (\S+)<=x<=(\S+)", r"\1 is not from \2 to \3"),
-)  # fmt: skip
+WHOLE = re.compile(r"a valid integer(?: range)?")
+NUMBER = re.compile(r"a valid float(?: range)?")
+LEAST = re.compile(r"is not in the range x>=")
+BETWEEN = re.compile(r"is not in the range ([-.\w]{1,40})<=x<=")
+PLAIN = {  # what click says of a value, and what it means
+    WHOLE: "a whole number", NUMBER: "a number", LEAST: "is less than ", BETWEEN: r"is not from \1 to ",
+}  # fmt: skip
 
 
 def _plainly(said: str) -> str:
@@ -218,8 +220,8 @@ def _plainly(said: str) -> str:
     >>> _plainly("0 is not in the range x>=1."), _plainly("'x' is not a valid integer range.")
     ('0 is less than 1', "'x' is not a whole number")
     """
-    for theirs, ours in PLAIN:
-        said = re.sub(theirs, ours, said)
+    for theirs, ours in PLAIN.items():
+        said = theirs.sub(ours, said)
     return said.removesuffix(".")
 
 

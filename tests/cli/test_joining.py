@@ -18,7 +18,7 @@ from thinwire.client.booking import Booking
 from thinwire.client.privacy_ledger import FILE, DeviceLedger
 from thinwire.core.fleet import population_key
 from thinwire.core.invitation import Invitation
-from thinwire.core.statedir import client_home, hold
+from thinwire.core.statedir import AggregatorHome, client_home, hold
 
 TASK = ["--task", "digits=examples/digits/task.py"]
 
@@ -140,6 +140,12 @@ def test_who_has_not_joined_is_told_to_join_first(thinwire, home, more):
     said = thinwire("client", "start", *TASK, "--name", "pi-03", *more, "--home", home)
     assert (said.code, "thinwire client join" in said.err, home.exists()) == (2, True, False)
     assert thinwire("client", "service", "install", *TASK, "--name", "pi-03", *more, "--home", home).code == 2
+
+
+def test_who_starts_without_an_address_beside_an_aggregator_is_told_its_address(thinwire, home):
+    with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9191"}):
+        said = thinwire("client", "start", *TASK, "--name", "pi-03", "--home", home)
+    assert (said.code, "own machine: --aggregator http://127.0.0.1:9191\n" in said.err) == (2, True)
 
 
 def test_leaving_marks_the_row_and_then_deletes_the_key(thinwire, home, api):

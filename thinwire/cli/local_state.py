@@ -312,12 +312,12 @@ def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
     if not is_joined(aggregator):
         return aggregator_url(aggregator or ""), None
     if trust is None:
-        url = aggregator or "URL"
+        url, here = aggregator or "URL", (alive(folder.parents[1]) or {}).get("listen", "127.0.0.1:9090")
         raise UsageError(
             f"{folder.name} has not joined {aggregator or 'an aggregator'}",
             why="over TLS a device must know whom to trust, and be known",
             hint=f"thinwire client join {url} - --name {folder.name}"
-            + ("" if aggregator else "; on the aggregator's own machine: --aggregator http://127.0.0.1:9090"),
+            + ("" if aggregator else f"; on the aggregator's own machine: --aggregator http://{here}"),
         )
     return aggregator_url(aggregator or trust.url), trust
 

@@ -254,7 +254,7 @@ def test_the_newest_thousand_refusals_are_kept(store: Store, clock: VirtualClock
 # What the dashboard assignments.
 
 
-def test_what_a_device_was_selected_comes_newest_first_over_all_runs_on_devices(known: Store) -> None:
+def test_the_updates_of_a_device_come_newest_first_over_all_runs_on_devices(known: Store) -> None:
     assert known.device_updates("pi-01") == []
     for source in ("devices", "sim", "devices"):
         run_id = new_run(known, source=source)

@@ -138,6 +138,7 @@ def test_a_revocation_by_another_process_counts_within_a_second_and_at_once_afte
         return found.state
 
     enrol(store, "pi-01")
+    assert UNAPPROVED_READ_S < REGISTRY_READ_S, "whoever waits for approval is looked for more often"
     assert (state(), sorted(store.roster.revoked())) == ("approved", [])
     with Store.open(address) as another:
         another.roster.revoke("pi-01")

@@ -25,8 +25,8 @@ def test_resnet_50_has_as_many_parameters_as_in_the_paper():
 def test_the_document_has_its_shape():
     made = document_of("codecs")
     assert [(row["codec"], row["feedback"]) for row in made["rows"]] == [
-        ("int8", False), ("topk(0.01)", False), ("int8", True), ("topk(0.01)", True),
-    ]  # fmt: skip
+        ("int8", False), ("topk(0.01)", False), ("eden(0.3)", False), ("int8", True), ("topk(0.01)", True),
+    ], "feedback around eden(0.3) is refused"  # fmt: skip
     assert all(set(row) == COLUMNS for row in made["rows"])
     assert {"memcpy_gb_s", "l3_mb", "encode_ratio int8", "decode_ratio topk(0.01)"} <= set(made["figures"])
     params = Layout.of(shapes(PRESETS["tiny"].share)).size

@@ -125,19 +125,29 @@ inline double symbols_of(
     return along;
 }
 
+// The largest magnitude of a rotated block.
+inline float largest_of(const float* block, int64_t size) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        const uint32_t here = largest_bits(block + i / CHUNK * PITCH, at_most(CHUNK, size - i));
+        largest = here > largest ? here : largest;
+    }
+    return float_of(largest);
+}
+
+inline float scale_of(double square, double along, double divisor, int exponent, float most) {
+    const double scale = ldexp(square / along / divisor, exponent);
+    return static_cast<float>(scale < static_cast<double>(most) ? scale : static_cast<double>(most));
+}
+
 // As `symbols_of`, with the largest values of a block if none reaches the border.
 template <int WIDTH>
 inline double bytes_of(
     float* block, int64_t size, float inverse, const Levels& levels, const float* next, uint8_t* out) {
     const double along = symbols_of<WIDTH, false>(block, size, inverse, levels, next, out);
     if (WIDTH != 2 || along != 0) return along;
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < size; i += CHUNK) {
-        const uint32_t here = largest_bits(block + i / CHUNK * PITCH, at_most(CHUNK, size - i));
-        largest = here > largest ? here : largest;
-    }
     Levels lower = levels;
-    lower.border[0] = float_of(largest) * inverse;
+    lower.border[0] = largest_of(block, size) * inverse;
     return symbols_of<WIDTH, false, true>(block, size, inverse, lower, next, out);
 }
 
@@ -176,8 +186,7 @@ TW_EXPORT int32_t TW(eden_encode)(
                                  : width == 2 ? packed_symbols<2>(block, here, inverse, levels, next, bits, to)
                                  : width == 3 ? packed_symbols<3>(block, here, inverse, levels, next, bits, to)
                                               : packed_symbols<4>(block, here, inverse, levels, next, bits, to);
-            const double scale = ldexp(square / along / divisor, exponent);
-            sent = static_cast<float>(scale < static_cast<double>(most) ? scale : static_cast<double>(most));
+            sent = scale_of(square, along, divisor, exponent, most);
         } else {
             std::memset(to, 0, static_cast<size_t>(here * bits / 8));
         }

@@ -1,6 +1,6 @@
-// Decodes eden(b) for b between whole numbers into a sum: rotates back in 16-bit integers what was sent, 1 and -1. Sums
-// of up to 32767 of them are exact there and in float32, so the order of additions is free, and bits are those of
-// `eden_add`.
+// Encodes eden(b) for b between whole numbers as the places of what is sent, which is little, and decodes it into a sum:
+// rotates back in 16-bit integers what was sent, 1 and -1. Sums of up to 32767 of them are exact there and in float32,
+// so the order of additions is free, and bits are those of `eden_add`.
 #pragma once
 
 namespace {
@@ -23,6 +23,94 @@ inline Shorts shorts_at(const int16_t* from) {
     Shorts row;
     std::memcpy(&row, from, sizeof row);
     return row;
+}
+
+// What is sent of a vector: places counted from `first`, and the symbols 1 and ~1 there. `space` is for so many, and for
+// AT_LEAST more, which may be written over.
+struct Sent {
+    static constexpr int64_t AT_LEAST = 4;
+    int64_t *places, first, space;
+    int8_t* symbols;
+    int64_t count = 0;
+
+    // Sends those of the 64 values at `at` whose bit is set. Few are, and a loop over so few would be guessed wrong.
+    void put(uint64_t sent, uint64_t negative, int64_t at) {
+        const int64_t end = count + __builtin_popcountll(sent);
+        if (end > space) {
+            space = -1;
+            return;
+        }
+        do {
+            for (int64_t k = 0; k < AT_LEAST; ++k, sent &= sent - 1) {
+                const int bit = __builtin_ctzll(sent | uint64_t{1} << 63);
+                places[count + k] = first + at + bit;
+                symbols[count + k] = static_cast<int8_t>(1 ^ -static_cast<int>(negative >> bit & 1));
+            }
+            count += AT_LEAST;
+        } while (count < end);
+        count = end;
+    }
+};
+
+// Bit i of word n is set if value 64 n + i of a block is sent, and if it is negative.
+struct Marks {
+    uint64_t sent[LARGEST_BLOCK / 64], negative[LARGEST_BLOCK / 64];
+};
+
+#ifdef __AVX512F__
+// Marks the values that reach the border, and returns the sum of their magnitudes. `TURNED`: as of `symbols_of`.
+template <bool TURNED>
+inline double marked(float* block, int64_t size, float inverse, float border, const float* next, Marks& marks) {
+    double lane[LARGEST_BLOCK / CHUNK][LANES] = {};
+    const __m512 scale = _mm512_set1_ps(inverse), least = _mm512_set1_ps(border);
+    const auto use = [&](int64_t r, int64_t i, Floats turned) {
+        if (r % 2 == 0) ahead(next + size / 2 + i * 8 + r * WIDE / 2);
+        const __m512 magnitude = _mm512_abs_ps(turned);
+        const __mmask16 sent = _mm512_cmp_ps_mask(_mm512_mul_ps(magnitude, scale), least, _CMP_GE_OQ);
+        const __mmask16 negative = _mm512_movepi32_mask(as<__m512i>(turned));
+        std::memcpy(reinterpret_cast<uint8_t*>(marks.sent) + (r * CHUNK + i) / 8, &sent, 2);
+        std::memcpy(reinterpret_cast<uint8_t*>(marks.negative) + (r * CHUNK + i) / 8, &negative, 2);
+        const __m512 of = _mm512_maskz_mov_ps(sent, magnitude);
+        __m512d sum = _mm512_loadu_pd(lane[r]);
+        sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_castps512_ps256(of)));
+        sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_extractf32x8_ps(of, 1)));
+        _mm512_storeu_pd(lane[r], sum);
+    };
+    const int64_t chunks = size < CHUNK ? 1 : size / CHUNK;
+    if (!TURNED && size == LARGEST_BLOCK) {
+        between<16>(block, CHUNK, use);
+    } else {
+        if constexpr (!TURNED) turn_chunks(block, size);
+        for (int64_t r = 0; r < chunks; ++r)
+            for (int64_t i = 0; i < at_most(CHUNK, size); i += WIDE) use(r, i, loaded(block + r * PITCH + i));
+    }
+    double along = 0;
+    for (int64_t r = 0; r < chunks; ++r) along += folded(lane[r]);
+    return along;
+}
+#endif
+
+// Sends the values of a rotated block that reach the border, and returns the sum of their magnitudes.
+inline double sent_of(
+    float* block, int64_t at, int64_t size, float inverse, const Levels& levels, const float* next, Sent& sent) {
+    Marks marks;
+#ifdef __AVX512F__
+    double along = marked<false>(block, size, inverse, levels.border[0], next, marks);
+    if (along == 0) {
+        if (size == LARGEST_BLOCK) turn_chunks(block, size);
+        along = marked<true>(block, size, inverse, largest_of(block, size) * inverse, next, marks);
+    }
+#else
+    int8_t symbols[LARGEST_BLOCK];
+    const double along = bytes_of<2>(block, size, inverse, levels, next, reinterpret_cast<uint8_t*>(symbols));
+    for (int64_t i = 0; i < size; i += 64) {
+        marks.sent[i / 64] = others(symbols + i, 0);
+        marks.negative[i / 64] = marks.sent[i / 64] & others(symbols + i, 1);
+    }
+#endif
+    for (int64_t i = 0; i < size && sent.space >= 0; i += 64)
+        sent.put(marks.sent[i / 64], marks.negative[i / 64], at + i);
+    return along;
 }
 
 // The rows of a rotated block of 16-bit integers.
@@ -115,6 +203,33 @@ inline void float_block(
 }
 
 }  // namespace
+
+// Writes a float32 for each block, and the places and symbols of what is sent of all blocks. Returns how many there are,
+// -1 if there is no space for them, or -2 for NaN or infinity.
+TW_EXPORT int64_t TW(eden_sparse_encode)(
+    const float* values, int64_t size, uint32_t first, uint32_t word, float border, double divisor, float most,
+    float* room, int64_t space, uint8_t* scales, int64_t* places, int8_t* symbols) {
+    Levels levels{{0, 1}, {border}, 2};
+    float* block = lined(room);
+    Sent sent{places, first, space, symbols};
+    int64_t at = 0;
+    for (int64_t here; (here = block_in(size - at)) != 0; at += here, scales += 4) {
+        const Seen all = seen(values + at, here);
+        if (all.largest >= INFINITE) return -2;
+        float scale = 0;
+        if (all.largest) {
+            const int exponent = needed_exponent(all);
+            const Signs signs(first + static_cast<uint32_t>(at), word);
+            const double square = turned_near(values + at, here, exponent, all, signs, block);
+            const float inverse = static_cast<float>(1 / sqrt(square));
+            const double along = sent_of(block, at, here, inverse, levels, values + at + here, sent);
+            if (sent.space < 0) return -1;
+            scale = scale_of(square, along, divisor, exponent, most);
+        }
+        std::memcpy(scales, &scale, 4);
+    }
+    return largest_bits(values + at, size - at) >= INFINITE ? -2 : sent.count;
+}
 
 // into[0 ..] (+)= factor * value, for the rotated values in start .. stop of a vector of `size`, of which `count` were
 // sent, at rising places.

@@ -25,12 +25,75 @@ inline void make_steps(const uint16_t* frequencies, const uint16_t* starts, int 
     }
 }
 
+#ifdef __AVX512F__
+// Takes a row of sixteen lanes at once; a table has the frequency of each byte in its upper half, what is before it in
+// its lower.
+struct Rows {
+    const uint32_t* both;
+    __m128i bits, above;
+    __m512i all, mask;
+
+    Rows(const uint32_t* table, int width)
+        : both(table),
+          bits(_mm_cvtsi32_si128(width)),
+          above(_mm_cvtsi32_si128(32 - width)),
+          all(_mm512_set1_epi32(1 << width)),
+          mask(_mm512_set1_epi32((1 << width) - 1)) {}
+
+    __m512i of(__m512i numbers) const { return _mm512_i32gather_epi32(numbers, both, 4); }
+
+    // Quotients of whole numbers under 2^32 are exact: an error of 2^-51 of one does not reach the next whole number.
+    static __m256i quotient(__m256i x, __m256i f) {
+        const __m512d up = _mm512_set1_pd(1 + 0x1p-52);
+        return _mm512_cvttpd_epu32(_mm512_div_pd(_mm512_mul_pd(_mm512_cvtepu32_pd(x), up), _mm512_cvtepu32_pd(f)));
+    }
+
+    // Returns the place of the first word, as `rans_write` does. At least sixteen words are before `at`.
+    int64_t write(const uint8_t* numbers, uint32_t* states, uint16_t* words, int64_t at) const {
+        const __m512i own = of(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers))));
+        const __m512i f = _mm512_srli_epi32(own, 16), start = _mm512_and_si512(own, _mm512_set1_epi32(0xFFFF));
+        __m512i x = _mm512_loadu_si512(states);
+        const __mmask16 full = _mm512_cmpge_epu32_mask(x, _mm512_sll_epi32(f, above));
+        at -= __builtin_popcount(full);
+        const __m256i low = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(full, x));
+        _mm256_mask_storeu_epi16(words + at, static_cast<__mmask16>((1u << __builtin_popcount(full)) - 1), low);
+        x = _mm512_mask_srli_epi32(x, full, x, 16);
+        const __m256i first = quotient(_mm512_castsi512_si256(x), _mm512_castsi512_si256(f));
+        const __m256i second = quotient(_mm512_extracti64x4_epi64(x, 1), _mm512_extracti64x4_epi64(f, 1));
+        const __m512i q = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+        const __m512i next = _mm512_add_epi32(x, _mm512_mullo_epi32(q, _mm512_sub_epi32(all, f)));
+        _mm512_storeu_si512(states, _mm512_add_epi32(next, start));
+        return at;
+    }
+
+    // Decodes one number of each lane as `rans_step` does. At least sixteen words are behind `at`.
+    int64_t read(const uint8_t* data, int64_t at, const uint8_t* slots, uint32_t* states, uint8_t* out) const {
+        __m512i x = _mm512_loadu_si512(states);
+        const __m512i slot = _mm512_and_si512(x, mask);
+        const __m512i four = _mm512_i32gather_epi32(_mm512_srli_epi32(slot, 2), slots, 4);
+        const __m512i place = _mm512_slli_epi32(_mm512_and_si512(slot, _mm512_set1_epi32(3)), 3);
+        const __m512i number = _mm512_and_si512(_mm512_srlv_epi32(four, place), _mm512_set1_epi32(0xFF));
+        const __m512i own = of(number), start = _mm512_and_si512(own, _mm512_set1_epi32(0xFFFF));
+        x = _mm512_mullo_epi32(_mm512_srli_epi32(own, 16), _mm512_srl_epi32(x, bits));
+        x = _mm512_sub_epi32(_mm512_add_epi32(x, slot), start);
+        const __mmask16 takes = _mm512_cmplt_epu32_mask(x, _mm512_set1_epi32(LEAST_STATE));
+        const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 2 * at));
+        const __m512i word = _mm512_maskz_expand_epi32(takes, _mm512_cvtepu16_epi32(words));
+        x = _mm512_or_si512(_mm512_mask_slli_epi32(x, takes, x, 16), word);
+        _mm512_storeu_si512(states, x);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(number));
+        return at + __builtin_popcount(takes);
+    }
+};
+#endif
+
 // Returns the place of the first of `words` that was written; they are written from the end on, and one more is
 // written over before the first.
 inline int64_t rans_write(
-    const uint8_t* numbers, int64_t count, int64_t lanes, const Step* steps, uint32_t* states, uint16_t* words, int64_t at) {
+    const uint8_t* numbers, int64_t first, int64_t count, int64_t lanes, const Step* steps, uint32_t* states,
+    uint16_t* words, int64_t at) {
     int64_t lane = count % lanes;
-    for (int64_t i = count; i-- > 0;) {
+    for (int64_t i = count; i-- > first;) {
         lane = (lane ? lane : lanes) - 1;
         const Step step = steps[numbers[i]];
         uint32_t x = states[lane];
@@ -170,7 +233,18 @@ TW_EXPORT int64_t TW(rans_write)(
     const uint16_t* starts, uint32_t* states, uint16_t* words, int64_t at) {
     Step steps[256];
     make_steps(frequencies, starts, bits, steps);
-    return rans_write(numbers, count, lanes, steps, states, words, at);
+    int64_t whole = 0;
+#ifdef __AVX512F__
+    if (lanes % 16 == 0) whole = count / 16 * 16;
+#endif
+    at = rans_write(numbers, whole, count, lanes, steps, states, words, at);
+#ifdef __AVX512F__
+    uint32_t both[256];
+    for (int n = 0; n < 256; ++n) both[n] = static_cast<uint32_t>(frequencies[n]) << 16 | starts[n];
+    const Rows rows(both, bits);
+    for (int64_t i = whole; i > 0; i -= 16) at = rows.write(numbers + i - 16, states + (i - 16) % lanes, words, at);
+#endif
+    return at;
 }
 
 TW_EXPORT int64_t TW(rans_read)(
@@ -180,7 +254,14 @@ TW_EXPORT int64_t TW(rans_read)(
     for (int n = 0; n < 256; ++n) both[n] = static_cast<uint32_t>(frequencies[n]) << 16 | starts[n];
     const uint8_t none[2] = {};
     const uint8_t* from = words ? data : none;
-    for (int64_t i = 0; i < count && at <= words; i += lanes)
+    int64_t i = 0;
+#ifdef __AVX512F__
+    const Rows rows(both, bits);
+    for (; lanes % 16 == 0 && i + lanes <= count && at + lanes <= words; i += lanes)
+        for (int64_t lane = 0; lane < lanes; lane += 16)
+            at = rows.read(data, at, slots, states + lane, out + i + lane);
+#endif
+    for (; i < count && at <= words; i += lanes)
         at = rans_step(from, words ? words : 1, at, at_most(lanes, count - i), bits, slots, both, states, out + i);
     return at <= words ? at : -1;
 }

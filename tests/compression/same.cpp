@@ -246,6 +246,14 @@ void of_size(int64_t size) {
         for (size_t i = 0; i < n; ++i)
             if (every[i]) places.push_back(static_cast<int64_t>(i)), sent.push_back(every[i]);
         const int64_t count = static_cast<int64_t>(places.size());
+        std::vector<int64_t> found(n + 4);
+        std::vector<int8_t> symbols(n + 4);
+        const int64_t had = TW(eden_sparse_encode)(
+            x, size, 0, 5, border, 1.0, 0x1p100f, room.data(), size, scales.data(), found.data(), symbols.data());
+        found.resize(static_cast<size_t>(had));
+        symbols.resize(static_cast<size_t>(had));
+        std::printf("eden_sparse_encode %d\n", found == places && symbols == sent);
+        show("its scales", size, scales);
         added("eden_sparse_add", [&](int adds, float* into) {
             TW(eden_sparse_add)(
                 places.data(), sent.data(), count, scales.data(), size, start, stop, 5, 0.3f, adds, room.data(), into);

@@ -198,6 +198,24 @@ def test_a_long_stream_has_the_bytes_of_numpy_in_256_lanes(threads: int) -> None
         assert np.array_equal(RANS.unpack_symbols(right, symbols.size, 2), symbols)
 
 
+@pytest.mark.parametrize("size", [2048 * 16 + 5, 2048 * 48 + 17, 2048 * 130 + 255])
+def test_streams_of_sixteen_lanes_and_more_are_coded_and_refused_alike_on_all_paths(size: int) -> None:
+    symbols = normal(size, 2, 4)
+    results = list[tuple[bytes, list[bytes | None]]]()
+    for path in PATHS:
+        with native.using(path):
+            right = RANS.pack_symbols(symbols, 4)
+            read = list[bytes | None]()
+            for data in (right, right[:-2], right[: len(right) // 2], right[:9], right[:200] + right[198:]):
+                try:
+                    read.append(RANS.unpack_symbols(data, size, 4).tobytes())
+                except BadPayload:
+                    read.append(None)
+            results.append((right, read))
+    assert results[0][1] == [symbols.tobytes(), None, None, None, None]
+    assert all(result == results[0] for result in results)
+
+
 STREAMS = {
     "sparse": (RANS.pack_symbols(ternary(500, 1, 0.1), 2), 500, 2),
     "dense": (RANS.pack_symbols(normal(900, 1, 4), 4), 900, 4),

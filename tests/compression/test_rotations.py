@@ -10,12 +10,13 @@ import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
 from thinwire.compression import Codec, Contractive, Unbiased, feedback, native, parse
-from thinwire.compression.codecs.drive_eden import Drive, Eden
+from thinwire.compression.codecs.drive_eden import Drive, Eden, nonzero
+from thinwire.compression.codecs.pack_zstd import SparseSymbols
 from thinwire.compression.feedback import ef21
 from thinwire.compression.normal_values import ERRORS, LEVELS, bits_beyond, threshold, variance_beyond
 from thinwire.compression.rotation import block_sizes, hadamard, rotate, rotate_back, signs
 from thinwire.core import Key
-from thinwire.core.errors import CodecError
+from thinwire.core.errors import CodecError, NonFiniteUpdate
 from thinwire.core.prng import second_word, uniform
 
 
@@ -130,6 +131,40 @@ def test_a_block_of_equal_magnitudes_is_sent_whole_and_alike_on_every_path() -> 
             found.add(decoded("eden(0.1)", x).tobytes())
     (only,) = found
     assert np.allclose(np.frombuffer(only, np.float32), x, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["normal", "spike"])
+@pytest.mark.parametrize("rate", ["0.02", "0.1", "0.6", "1.3"])
+def test_what_is_sent_below_one_bit_is_the_same_on_every_path_and_number_of_threads(
+    rate: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels give places alone while these take less memory than all symbols: not of a spike, which is sent whole."""
+    monkeypatch.setattr(native, "LEAST", 1 << 16)
+    codec, x = Eden.read(rate), np.random.default_rng(7).standard_normal(3 * (1 << 16) + (1 << 12) + 100, np.float32)
+    if kind == "spike":
+        x[1 << 16 : 1 << 17] = 0
+        x[70_000] = 2
+    with native.using("numpy"):
+        symbols, scales = codec.quantize(x, 5)
+    places = np.flatnonzero(symbols)
+    for path in native.available()[:-1]:
+        for threads in (1, 3):
+            with native.using(path), native.using_threads(threads):
+                found, factors = codec.quantize(x, 5)
+            assert isinstance(found, SparseSymbols) == (rate != "1.3" and kind == "normal")
+            assert np.array_equal(factors, scales)
+            own_places, own_symbols = nonzero(found)
+            assert np.array_equal(own_places, places)
+            assert np.array_equal(own_symbols, symbols[places])
+
+
+@pytest.mark.parametrize("path", native.available())
+@pytest.mark.parametrize("at", [3, (1 << 16) + 20])
+def test_a_value_that_is_not_finite_is_refused_below_one_bit(path: str, at: int) -> None:
+    x = np.ones((1 << 16) + 40, np.float32)
+    x[at] = np.nan
+    with native.using(path), pytest.raises(NonFiniteUpdate):
+        parse("eden(0.1)").bind(layout_of(x.size)).encode(x, {}, Key(1))
 
 
 @pytest.mark.parametrize(

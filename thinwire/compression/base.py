@@ -204,13 +204,15 @@ class Quantizer(Step):
 
     `bits` is the size of a packed symbol; symbols of fewer than 8 bits are signed. If `seeded`, the decoder needs the
     word too, and the frame carries it. If `entropy_coded`, symbols have at most 8 bits and always pass through `rans`,
-    which the spec leaves out. Unless it `gains_by_residual`, it is refused with feedback on clients.
+    which the spec leaves out. Unless it `gains_by_residual`, it is refused with feedback on clients. If it
+    `rejects_non_finite`, `quantize` raises NonFiniteUpdate for NaN and infinity.
     """
 
     role: ClassVar[Role] = "quantizer"
     seeded: ClassVar[bool] = False
     entropy_coded: ClassVar[bool] = False
     gains_by_residual: ClassVar[bool] = True
+    rejects_non_finite: ClassVar[bool] = False
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
 

@@ -109,7 +109,7 @@ class Chain:
     @property
     def rejects_non_finite(self) -> bool:
         """Return True if `write` itself raises NonFiniteUpdate for NaN and infinity."""
-        return self.sparsifier is not None and self.sparsifier.rejects_non_finite
+        return (self.sparsifier or self.quantizer).rejects_non_finite
 
     @property
     def seeded(self) -> bool:

@@ -264,8 +264,10 @@ class StreamCoders:
         most, count, coder = of.count(size), 0 if of.fixed else WORD.size, self._numbers
         return count + (coder.max_index_bytes(most, size) if coder else _delta().max_bytes(most, size))
 
-    def symbols(self, symbols: Symbols, of: Quantizer) -> Stream:
-        """Return the stream of symbols."""
+    def symbols(self, symbols: Symbols | SparseSymbols, of: Quantizer) -> Stream:
+        """Return the stream of symbols, of an array or of `SparseSymbols`."""
+        if not isinstance(symbols, np.ndarray):
+            return self.shrink(_rans().pack_sparse(symbols.places, symbols.symbols, symbols.size, of.bits))
         coder = self._coder_of(of)
         return self.shrink(coder.pack_symbols(symbols, of.bits) if coder else _pack().pack(symbols, of.bits))
 
@@ -345,7 +347,9 @@ class DecodedStreams:
 
         The identity codec returns `x` itself as symbols.
         """
-        return replace(self, symbols=self.symbols.copy()) if np.may_share_memory(self.symbols, x) else self
+        own: Symbols | SparseSymbols = self.symbols
+        shared = isinstance(own, np.ndarray) and np.may_share_memory(own, x)
+        return replace(self, symbols=self.symbols.copy()) if shared else self
 
     def add(self, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
         """Compute into[start - shift : stop - shift] += weight * decoded[start:stop].

@@ -6,7 +6,7 @@ A lane has a state x of 32 bits. A number of frequency f, before which frequenci
 
 and a state too large for that first gives away its lower 16 bits, as a word. The decoder goes the same way back, so the
 encoder begins with the last number. Lanes take turns, and all their words are one sequence. Numpy works on all lanes at
-once, Python's integers on few; kernels go from one to the next, and no lane waits for the one before it.
+once, Python's integers on few; kernels go from one to the next, or take sixteen together with AVX-512.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bytes = NDArray[np.uint8]
 LEAST_STATE = 1 << 16
 LANE, MAX_LANES = 2048, 256  # a lane has so many numbers at least: its two free bytes are under 1 % of them
 FEW_LANES = 16  # for so many, integers of Python take half of numpy's time, for one lane a thirtieth
-PART = 1 << 13  # numbers that are counted or decoded at a time; every number of lanes divides it
+PART = 1 << 15  # numbers that are counted or decoded at a time; every number of lanes divides it
 
 
 def lanes_for(numbers: int) -> int:

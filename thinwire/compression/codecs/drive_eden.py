@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,10 @@ from thinwire.compression.codecs import read_number, read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
 from thinwire.compression.codecs.pack_zstd import SparseSymbols
 from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored
-from thinwire.compression.normal_values import ERRORS, LEVELS, threshold, variance_beyond
+from thinwire.compression.normal_values import ERRORS, LEVELS, share_beyond, threshold, variance_beyond
 from thinwire.compression.rotation import block_sizes, rotate, rotate_back, rotated_blocks, rotated_size, signs
-from thinwire.compression.vector_ops import Memory, in_order, partial_sums, write_in_parts
-from thinwire.core.errors import BadPayload, CodecError
+from thinwire.compression.vector_ops import Memory, in_order, partial_sums, require_finite, write_in_parts
+from thinwire.core.errors import BadPayload, CodecError, NonFiniteUpdate
 
 if TYPE_CHECKING:
     from thinwire.core.types import Vector
@@ -238,6 +238,10 @@ class Drive(Eden):
 
 
 FEWEST_BITS, MAX_BITS = Decimal("0.001"), Decimal("1.5")
+MAX_SHARE = 1 / 8  # of values that are sent: a place takes as much memory as eight symbols
+SPACE = 4096  # places more than normal values need
+AT_LEAST = 4  # places that the kernel writes before it knows how many of them count
+NO_SPACE, NOT_FINITE = -1, -2  # what it returns
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,7 @@ class SparseEden(Eden):
     rate: Decimal = Decimal("0.1")
     entropy_coded: ClassVar[bool] = True
     gains_by_residual: ClassVar[bool] = False
+    rejects_non_finite: ClassVar[bool] = True
 
     @property
     def spec(self) -> str:
@@ -275,6 +280,39 @@ class SparseEden(Eden):
     def omega(self) -> float:
         """Return the variance on normal values, p / (4 phi(t)^2) - 1."""
         return variance_beyond(threshold(self.rate))
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        if not self.fused:
+            require_finite(values)
+        elif found := self._sparse(values, word):
+            return found
+        return super().quantize(values, word)
+
+    def _sparse(self, values: Vector, word: int) -> tuple[Symbols, Scales] | None:
+        """Return the places of the symbols and these; None if they would take more memory than all symbols do."""
+        share = share_beyond(threshold(self.rate))
+        if share > MAX_SHARE:
+            return None
+        run, scales = require_kernel("eden_sparse_encode"), np.empty(self.scales_count(values.size), np.uint8)
+        x, factors, border = values.ctypes.data, scales.ctypes.data, float(self.borders[0])
+
+        def part(a: int, b: int) -> tuple[int, NDArray[np.int64], NDArray[np.int8]]:
+            space = min(b - a, int(1.2 * share * (b - a)) + SPACE)
+            places, symbols = np.empty(space + AT_LEAST, np.int64), np.empty(space + AT_LEAST, np.int8)
+            out = factors + a // GRAIN * 4, places.ctypes.data, symbols.ctypes.data
+            sent = run(x + 4 * a, b - a, a, word, border, self.divisor, MAX_SCALE, _room(), space, *out)
+            return sent, places[: max(0, sent)], symbols[: max(0, sent)]
+
+        parts = each(0, values.size, part)
+        if any(sent == NOT_FINITE for sent, _, _ in parts):
+            raise NonFiniteUpdate
+        if any(sent == NO_SPACE for sent, _, _ in parts):
+            return None
+        write_tail(values[rotated_size(values.size) :], scales)
+        _, places, symbols = parts[0]
+        if len(parts) > 1:
+            places, symbols = np.concatenate([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
+        return cast("Symbols", SparseSymbols(places, symbols, values.size)), scales
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
         super().check(symbols, scales)

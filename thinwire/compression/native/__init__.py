@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Pointers are c_void_p: callers pass addresses of arrays as integers, after they checked dtype, order and size.
 P, I64, I32, U32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32
 F32, F64 = ctypes.c_float, ctypes.c_double
-ABI = 5  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
+ABI = 6  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
     "add_finite": (I32, [P, P, I64, F32]),
@@ -90,6 +90,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "eden_encode": (I32, [P, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
     "eden_held": (I32, [P, P, F32, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
     "eden_add": (None, [P, I32, P, I64, I64, I64, U32, I32, P, F32, I32, P, P]),
+    "eden_sparse_encode": (I64, [P, I64, U32, U32, F32, F64, F32, P, I64, P, P, P]),
     "eden_sparse_add": (None, [P, P, I64, P, I64, I64, I64, U32, F32, I32, P, P]),
     "eden_room": (I64, []),
     "lattice_squares": (None, [P, P, I64, I64, P]),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from thinwire.compression import native
+from thinwire.compression import frequencies, native
 from thinwire.compression.base import packed_bytes
 from thinwire.compression.codecs.rans import Rans
 from thinwire.core.errors import BadPayload
@@ -92,6 +92,18 @@ def test_random_indices_of_any_share_are_within_two_percent_and_16_bytes(share: 
     data = RANS.pack_indices(indices)
     assert len(data) <= 1.02 * entropy + 16
     assert np.array_equal(RANS.unpack_indices(data, many, size), indices)
+
+
+@pytest.mark.parametrize("least", [0, 20, 60, 126])
+def test_no_parameter_of_normal_beats_equal_frequencies_where_large_symbols_are_more_frequent(least: int) -> None:
+    """`fitting_normal` says so without trying any, as for the largest values of a vector."""
+    symbols = [(n >> 1) ^ -(n & 1) for n in range(255)]
+    counts = [100 + 7 * (n % 5) + 300 * (abs(s) > least) for n, s in enumerate(symbols)]
+    assert frequencies.fitting_normal(counts, symbols) is None
+    costs = [frequencies.normal(parameter, tuple(symbols)).cost(counts) for parameter in range(0, 256, 5)]
+    equal = frequencies.normalized([1] * 255, frequencies.bits_for(255)).cost(counts)
+    assert min(costs) > 0.999 * equal
+    assert frequencies.fitting_normal(counts[::-1], symbols) is not None
 
 
 def test_gaps_that_are_not_geometric_bring_their_frequencies_where_that_is_shorter() -> None:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.support.codec_examples import SPECS
 from tests.support.hostile_frames import bombs, refused, target
 from tests.support.hostile_lanes import LANES, LATTICE, fuzz_lanes, fuzz_lattice
+from tests.support.hostile_streams import LONG_STREAMS, SHORT, fuzz_streams
 from tests.support.phase_messages import MESSAGES, fuzz_messages
 from thinwire.compression import native
 
@@ -44,6 +45,8 @@ def fuzz(spec: str, frames: int, seed: int = SEED) -> int:
         return fuzz_lattice(frames, seed)
     if spec == MESSAGES:
         return fuzz_messages(frames, seed)
+    if spec == LONG_STREAMS:
+        return fuzz_streams(frames, seed)
     rng, found = random.Random(zlib.crc32(spec.encode()) ^ seed), 0
     *kernels, oracle = native.available()
     for number in range(frames):
@@ -81,6 +84,7 @@ def one(spec: str, frames: int, seed: int) -> int:
 
 def apart(spec: str, frames: int, seed: int) -> bool:
     """The same in a process of its own, which a kernel may end; whether it stood."""
+    frames = max(1, frames // SHORT) if spec == LONG_STREAMS else frames
     command = [sys.executable, "-m", "tests.compression.fuzz", "--one", spec, "--frames", str(frames)]
     done = subprocess.run([*command, "--seed", str(seed)], capture_output=True, text=True, check=False)
     said = done.stdout if done.returncode == 0 else f"BROKEN {spec}\n{done.stdout}{done.stderr}\n"
@@ -98,7 +102,10 @@ def main() -> int:
     options = read.parse_args()
     if options.one:
         return one(options.one, options.frames, options.seed)
-    specs, began = [spec for spec in (*SPECS, LANES, LATTICE, MESSAGES) if options.only in spec], time.monotonic()
+    specs, began = (
+        [spec for spec in (*SPECS, LANES, LATTICE, MESSAGES, LONG_STREAMS) if options.only in spec],
+        time.monotonic(),
+    )
     print(f"{len(specs)} decoders, {options.frames} frames each, on {', '.join(native.available())}", flush=True)
     with ThreadPoolExecutor(options.workers) as pool:
         stood = sum(pool.map(lambda spec: apart(spec, options.frames, options.seed), specs))

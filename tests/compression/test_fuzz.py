@@ -17,6 +17,7 @@ from tests.compression.fuzz import fuzz
 from tests.support.codec_examples import SPECS, made
 from tests.support.hostile_frames import ONE, WHOLE, bombs, target
 from tests.support.hostile_lanes import LANES, LATTICE
+from tests.support.hostile_streams import LONG_STREAMS
 from tests.support.phase_messages import MESSAGES
 from thinwire.aggregation import ModelReplica, digest, read_model, write_model
 from thinwire.compression import parse
@@ -40,6 +41,10 @@ print("went on")
 @pytest.mark.parametrize("spec", [*SPECS, LANES, LATTICE, MESSAGES])
 def test_hundreds_of_hostile_frames_are_refused_or_decode_alike_on_two_paths(spec: str) -> None:
     assert FRAMES // 4 < fuzz(spec, FRAMES) < FRAMES
+
+
+def test_long_hostile_streams_are_refused_or_decode_alike_on_two_paths() -> None:
+    assert 8 < fuzz(LONG_STREAMS, 24) < 24
 
 
 @pytest.mark.parametrize("spec", SPECS)

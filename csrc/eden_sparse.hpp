@@ -25,10 +25,10 @@ inline Shorts shorts_at(const int16_t* from) {
     return row;
 }
 
-// What is sent of a vector: places counted from `first`, and the symbols 1 and ~1 there. `space` is for so many, and for
-// AT_LEAST more, which may be written over.
+// What is sent of the part of a vector that begins at `first`: the places in the whole vector, and the symbols 1 and ~1
+// there. Both arrays have space for `space` of them, and for AT_LEAST more, which may be written over.
 struct Sent {
-    static constexpr int64_t AT_LEAST = 4;
+    static constexpr int64_t AT_LEAST = 4;  // the same number as in thinwire/compression/codecs/drive_eden.py
     int64_t *places, first, space;
     int8_t* symbols;
     int64_t count = 0;

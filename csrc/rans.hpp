@@ -42,13 +42,13 @@ struct Rows {
 
     __m512i of(__m512i numbers) const { return _mm512_i32gather_epi32(numbers, both, 4); }
 
-    // Quotients of whole numbers under 2^32 are exact: an error of 2^-51 of one does not reach the next whole number.
+    // Exact for whole numbers under 2^32: a quotient that is not whole is at least 2^-32 of itself below the next whole
+    // number, and a division rounds by 2^-53.
     static __m256i quotient(__m256i x, __m256i f) {
-        const __m512d up = _mm512_set1_pd(1 + 0x1p-52);
-        return _mm512_cvttpd_epu32(_mm512_div_pd(_mm512_mul_pd(_mm512_cvtepu32_pd(x), up), _mm512_cvtepu32_pd(f)));
+        return _mm512_cvttpd_epu32(_mm512_div_pd(_mm512_cvtepu32_pd(x), _mm512_cvtepu32_pd(f)));
     }
 
-    // Returns the place of the first word, as `rans_write` does. At least sixteen words are before `at`.
+    // Returns the place of the first word, as `rans_write` does; no word before it is written over.
     int64_t write(const uint8_t* numbers, uint32_t* states, uint16_t* words, int64_t at) const {
         const __m512i own = of(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers))));
         const __m512i f = _mm512_srli_epi32(own, 16), start = _mm512_and_si512(own, _mm512_set1_epi32(0xFFFF));

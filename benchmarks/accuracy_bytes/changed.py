@@ -27,6 +27,6 @@ CHANGED = {
     "cnn": f"{NAMED} 31.4 of `eden(1)`; its grid of rates was changed on tuning seeds before anything was selected",
     "code_lm": (
         "no seed of its A or B had run by the first; two of its 5 candidates were changed shortly before any of its "
-        "chains ran, by what the other models had shown; no candidate is below one bit"
+        "chains ran, by what the other models had shown; no candidate is an `eden(b)` below one bit"
     ),
 }

@@ -45,7 +45,10 @@ python -m benchmarks.accuracy_bytes --preset full --folder cells
 
 ## Three protocols
 
-The rules have been changed once and the candidates once. The figures above say which protocol they follow.
+One rule, what a run's accuracy is, was changed after its first result was known. The candidates were changed for the
+third protocol; before any decision the cnn's grid of rates and two candidates of the code_lm were changed too. The
+digits and the code_lm miss their goals (250 and 100). Of the digits' candidates `eden(0.2)` did not pass on all 24
+seeds A. The figures above say which protocol they follow.
 
 The first protocol took the accuracy of the last round's model alone. On 30 seeds B of the digits (3000 to 3029)
 `stc(0.04)`, with 103.5 times fewer bytes, came out 0.37 points under fp32 with a bound of -0.58, so its figure was 1.

@@ -29,7 +29,7 @@ def default_here(part: Part) -> str:
                 costs = f"costs {mean:.2f} points here" if mean > 0 else f"gains {-mean:.2f} points here"
                 told.append(
                     f"**{name}, {code(chain.name)}, {costs}** ({row['seeds']} seeds A; it loses at most "
-                    f"{max(bound, 0):.2f}) for {row['ratio']:.0f} times fewer bytes."
+                    f"{max(bound, 0):.2f}) for {row['ratio']:.1f} times fewer bytes."
                 )
     return " ".join(told)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import floor
-
 from benchmarks.accuracy_bytes.changed import CHANGED, PROTOCOL
 from benchmarks.accuracy_bytes.committed import finished, read, reasons
 from benchmarks.accuracy_bytes.models import FULL
@@ -35,7 +33,7 @@ def _decided(part: Part) -> str:
         return "No chain stayed within half a point of fp32 on fresh seeds."
     (row,) = (row for row in part["b"] if row["chain"] == conclusion["chain"])
     said = (
-        f"**Take {code(conclusion['chain'])}**: {floor(row['ratio'])} times fewer bytes\n"
+        f"**Take {code(conclusion['chain'])}**: {row['ratio']:.1f} times fewer bytes\n"
         f"up, and on {row['difference']['seeds']} fresh seeds (B), run for it alone, it lost at most {lost(row)} points"
     )
     if best is None:
@@ -49,7 +47,7 @@ def _on_a_link(part: Part) -> str:
     for chain, one in part["to_target"].items():
         row = of_a[chain]
         rows.append((
-            code(chain), f"{floor(row['ratio'])}", "" if chain == FP32.name else lost(row), size(row["bytes_up"]),
+            code(chain), f"{row['ratio']:.1f}", "" if chain == FP32.name else lost(row), size(row["bytes_up"]),
             or_never(one["seconds"]["10 Mb/s, 20 ms"], ",.1f"), or_never(one["seconds"]["1 Mb/s, 20 ms"], ",.1f"),
         ))  # fmt: skip
     target = next(iter(part["to_target"].values()))["target"]

@@ -95,15 +95,21 @@ def test_random_indices_of_any_share_are_within_two_percent_and_16_bytes(share: 
 
 
 @pytest.mark.parametrize("least", [0, 20, 60, 126])
-def test_no_parameter_of_normal_beats_equal_frequencies_where_large_symbols_are_more_frequent(least: int) -> None:
-    """`fitting_normal` says so without trying any, as for the largest values of a vector."""
+def test_where_large_symbols_are_more_frequent_the_largest_parameter_of_normal_is_taken_and_the_best(
+    least: int,
+) -> None:
     symbols = [(n >> 1) ^ -(n & 1) for n in range(255)]
     counts = [100 + 7 * (n % 5) + 300 * (abs(s) > least) for n, s in enumerate(symbols)]
-    assert frequencies.fitting_normal(counts, symbols) is None
+    parameter, found = frequencies.fitting_normal(counts, symbols)
+    assert parameter == frequencies.MAX_NORMAL
     costs = [frequencies.normal(parameter, tuple(symbols)).cost(counts) for parameter in range(0, 256, 5)]
-    equal = frequencies.normalized([1] * 255, frequencies.bits_for(255)).cost(counts)
-    assert min(costs) > 0.999 * equal
-    assert frequencies.fitting_normal(counts[::-1], symbols) is not None
+    assert min(costs) > 0.999 * found.cost(counts)
+    assert frequencies.fitting_normal(counts[::-1], symbols)[0] < frequencies.MAX_NORMAL
+
+
+def test_equal_frequencies_of_a_number_of_symbols_that_is_no_power_of_two_have_a_short_head() -> None:
+    symbols = np.repeat(np.arange(-20, 20, dtype=np.int8), 25)
+    assert len(RANS.pack_symbols(symbols, 8)) <= entropy_bytes(symbols) + 9
 
 
 def test_gaps_that_are_not_geometric_bring_their_frequencies_where_that_is_shorter() -> None:

@@ -133,6 +133,23 @@ def test_a_block_of_equal_magnitudes_is_sent_whole_and_alike_on_every_path() -> 
     assert np.allclose(np.frombuffer(only, np.float32), x, atol=1e-6)
 
 
+def test_the_largest_values_of_a_whole_block_are_sent_alike_where_none_reaches_the_threshold() -> None:
+    """Ten spikes at independent places: 128 of 2^16 rotated values are the largest, root of 10 root mean squares."""
+    codec, x = Eden.read("0.01"), np.zeros(1 << 16, np.float32)
+    x[[1 << k for k in range(10)]] = 1
+    with native.using("numpy"):
+        symbols, scales = codec.quantize(x, 5)
+    places = np.flatnonzero(symbols)
+    assert places.size == 128
+    for path in native.available()[:-1]:
+        with native.using(path):
+            found, factors = codec.quantize(x, 5)
+        assert isinstance(found, SparseSymbols)
+        assert np.array_equal(found.places, places)
+        assert np.array_equal(found.symbols, symbols[places])
+        assert np.array_equal(factors, scales)
+
+
 @pytest.mark.parametrize("kind", ["normal", "spike"])
 @pytest.mark.parametrize("rate", ["0.02", "0.1", "0.6", "1.3"])
 def test_what_is_sent_below_one_bit_is_the_same_on_every_path_and_number_of_threads(

@@ -254,9 +254,10 @@ class Quantizer(Step):
 
     @abstractmethod
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        """Return symbols and scales of a float32 vector, which is finite and is not overwritten.
+        """Return symbols and scales of a float32 vector, which is not overwritten.
 
-        Symbols of b < 8 bits lie in [-2^(b-1), 2^(b-1)).
+        The vector is finite, unless the quantizer `rejects_non_finite`. Symbols of b < 8 bits lie in
+        [-2^(b-1), 2^(b-1)). An `entropy_coded` one may return `SparseSymbols`.
         """
 
     @abstractmethod

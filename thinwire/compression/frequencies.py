@@ -139,16 +139,16 @@ def normal(parameter: int, symbols: tuple[int, ...]) -> Frequencies:
     return normalized([weights[abs(s)] for s in symbols], bits_for(len(symbols)))
 
 
-def fitting_normal(counts: Sequence[int], symbols: Sequence[int]) -> tuple[int, Frequencies] | None:
+def fitting_normal(counts: Sequence[int], symbols: Sequence[int]) -> tuple[int, Frequencies]:
     """Return the parameter of `normal` that best suits so many of each symbol, and its frequencies.
 
-    Return None if large symbols are more frequent than among equal ones, as in the largest values of a vector: the best
-    parameter is then the largest one, and no better than equal frequencies.
+    If large symbols are more frequent than among equal ones, as in the largest values of a vector, that is the largest
+    parameter, whose frequencies are equal: no other is tried.
     """
     given = tuple(symbols)
     squares = sum(n * s * s for n, s in zip(counts, given, strict=True))
     if squares * len(given) >= sum(counts) * sum(s * s for s in given):
-        return None
+        return MAX_NORMAL, normal(MAX_NORMAL, given)
     parameter = bisect_left(_TWICE_SQUARES, (squares << 17) // sum(counts))
     found = normal(parameter, given)
     for step in (-1, 1):

@@ -238,10 +238,10 @@ class Drive(Eden):
 
 
 FEWEST_BITS, MAX_BITS = Decimal("0.001"), Decimal("1.5")
-MAX_SHARE = 1 / 8  # of values that are sent: a place takes as much memory as eight symbols
+MAX_SHARE = 1 / 8  # of values that are sent: a place and its symbol take as much memory as nine symbols
 SPACE = 4096  # places more than normal values need
-AT_LEAST = 4  # places that the kernel writes before it knows how many of them count
-NO_SPACE, NOT_FINITE = -1, -2  # what it returns
+AT_LEAST = 4  # places that csrc/eden_sparse.hpp writes before it knows how many of them count
+NO_SPACE, NOT_FINITE = -1, -2  # what the kernel returns
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class SparseEden(Eden):
         return super().quantize(values, word)
 
     def _sparse(self, values: Vector, word: int) -> tuple[Symbols, Scales] | None:
-        """Return the places of the symbols and these; None if they would take more memory than all symbols do."""
+        """Return the places of the symbols and these; None if more than MAX_SHARE are expected, or space is short."""
         share = share_beyond(threshold(self.rate))
         if share > MAX_SHARE:
             return None

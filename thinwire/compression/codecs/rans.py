@@ -256,10 +256,8 @@ def _model(counts: list[int], of: Bytes) -> tuple[int, int, bytes, Model | None]
     levels = frequencies.levels_of(counts)
     tried = [(MEASURED, frequencies.of_levels(levels, bits), frequencies.write_levels(levels, width, 2))]
     if len(counts) > LONG_TABLE:
-        fitting = frequencies.fitting_normal(counts, of.view(np.int8)[: len(counts)].tolist())
-        if fitting is not None:
-            parameter, fitted = fitting
-            tried.append((NORMAL, fitted, bytes([len(counts) - 1, parameter])))
+        parameter, fitted = frequencies.fitting_normal(counts, of.view(np.int8)[: len(counts)].tolist())
+        tried.append((NORMAL, fitted, bytes([len(counts) - 1, parameter])))
     for kind, given, head in tried:
         cost = given.cost(counts) + 8 * UNIT * len(head)
         if cost < best:

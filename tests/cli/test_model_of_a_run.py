@@ -53,7 +53,7 @@ def test_a_file_that_is_there_is_not_written_over(thinwire, home, tmp_path):
     assert said.err.startswith(f"error: {out} is there already\nwhy:   nothing is overwritten\ntry:   another name")
 
 
-@pytest.mark.parametrize(("which", "code"), [("7", 9), ("newest", 2)])
+@pytest.mark.parametrize(("which", "code"), [("7", 9), ("newest", 2), ("²", 2), ("9" * 5000, 2)])
 def test_a_round_that_is_not_there_is_refused(thinwire, home, tmp_path, which, code):
     told(home)
     said = thinwire("runs", "model", "toy-1", "--round", which, "--out", tmp_path / "m.safetensors", "--home", home)

@@ -20,7 +20,6 @@ from thinwire.reports.privacy_report import (
     ADJACENCY,
     LABEL,
     LATTICE,
-    OWN_KEY,
     WHO,
     as_page,
     audit_text,
@@ -146,7 +145,7 @@ def test_every_field_is_signed(store: Store, home: Path, story: PrivateStory):
 def test_the_key_is_that_of_the_ca_whose_pin_the_devices_trust(home: Path):
     place = AggregatorHome.under(home)
     own = signing_key(place)
-    assert (place.root / OWN_KEY).stat().st_mode & 0o777 == 0o600
+    assert place.report_key.stat().st_mode & 0o777 == 0o600
     assert signing_key(place).private_numbers() == own.private_numbers(), "it is made once"
     authority = InternalCA(place.tls)
     assert sign_report({"run": 1}, signing_key(place))["signed_by"] == authority.pin

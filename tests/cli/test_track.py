@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Thinwire
 from tests.support.small_task import plan_of, task_of
-from thinwire.cli.runs.track import Row, alone, follow, start_follower, values
+from thinwire.cli.runs.track import Row, alone, evaluated, follow, start_follower, values
 from thinwire.client import ClientInfo
 from thinwire.core.errors import Refused, UsageError
+from thinwire.core.records import replace
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import run_sim
 from thinwire.store import RunRow, Store
@@ -106,18 +108,28 @@ def test_a_follower_that_is_killed_goes_on_behind_the_last_row(made: AggregatorH
 
 
 def test_a_round_whose_model_is_not_evaluated_yet_waits(made: AggregatorHome) -> None:
-    from thinwire.cli.runs.track import evaluated
-    from thinwire.core.records import replace
-
     with Store.open(made.database) as store:
         run, rounds = store.run("latest"), store.rounds("small-1")
     assert [row.round for row in evaluated(replace(run, status="running"), rounds)] == [1, 2, 3]
     assert [row.round for row in evaluated(run, rounds)] == [1, 2, 3, 4]
 
 
-def test_a_run_with_a_secret_sample_shows_its_metrics_only(made: AggregatorHome) -> None:
-    from thinwire.core.records import replace
+@pytest.mark.parametrize(
+    ("section", "keys", "whole"),
+    [("local", {"overlap": {"max_delay": 2}}, [1, 2]), ("cohort", {"mode": "buffered"}, [1, 2])],
+)
+def test_a_round_that_is_evaluated_rounds_later_waits_until_it_is(
+    made: AggregatorHome, section: str, keys: dict[str, Any], whole: list[int]
+) -> None:
+    """Of 5 closed rounds the first three are evaluated: the third one may still change, and the others will."""
+    with Store.open(made.database) as store:
+        run, rounds = store.run("latest"), store.rounds("small-1")
+    late = [replace(rounds[-1], round=number, metrics={}) for number in (4, 5)]
+    running = replace(run, status="running", plan={**run.plan, section: {**run.plan[section], **keys}})
+    assert [row.round for row in evaluated(running, [*rounds[:3], *late])] == whole
 
+
+def test_a_run_with_a_secret_sample_shows_its_metrics_only(made: AggregatorHome) -> None:
     with Store.open(made.database) as store:
         run, row = store.run("latest"), store.rounds("small-1")[0]
     plan = {**run.plan, "privacy": {**run.plan["privacy"], "mode": "central", "sampling_rate": 0.1}}

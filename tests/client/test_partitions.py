@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.client.task import held_out, own_part, parse_split, partition
+from thinwire.client.train import partitions
+from thinwire.client.train.errors import BadSplit
 from thinwire.client.train.partitions import FEWEST
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import TaskError, UsageError
@@ -135,3 +139,26 @@ def test_shards_give_each_client_few_labels_and_much_the_same_number() -> None:
     assert {len(part) for part in parts} == {100}
     assert max(len(set(labels[part])) for part in parts) <= 4
     assert parts[0].tolist() != partition(labels, 10, "shards(2)", 2)[0].tolist()
+
+
+def test_a_single_example_cannot_be_both_trained_on_and_held_out() -> None:
+    with pytest.raises(BadSplit, match="1 of the examples to train on and to hold out"):
+        held_out(np.array([3]), 0.2, ClientInfo())
+
+
+def test_the_clients_of_a_simulation_cut_their_set_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts, cut = list[int](), partitions.partition
+
+    def counted(*given: Any) -> Any:
+        cuts.append(given[1])
+        return cut(*given)
+
+    monkeypatch.setattr(partitions, "partition", counted)
+    labels = np.array([f"label {n % 7}" for n in range(91)])
+    parts = [own_part(labels, ClientInfo(partition=n, partitions=9, split="iid", seed=5)) for n in range(9)]
+    assert (cuts, sorted(np.concatenate(parts).tolist())) == ([9], list(range(91)))
+    parts[0][:] = 0  # a task may change its own part
+    assert own_part(labels, ClientInfo(partition=0, partitions=9, split="iid", seed=5)).any()
+    for other in (labels[::-1], labels.astype(object)[::-1]):
+        own_part(other, ClientInfo(partition=0, partitions=9, split="iid", seed=5))
+    assert cuts == [9, 9, 9]

@@ -142,6 +142,20 @@ def test_epochs_see_each_example_once_a_pass():
     assert sorted(seen) == sorted(examples().tensors[0][:, 0].tolist() * 2)
 
 
+FEW = TensorDataset(*(column[:5] for column in examples().tensors))
+
+
+class Nothing(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("data", [DataLoader(FEW, batch_size=8, drop_last=True), Nothing()])
+def test_epochs_over_data_without_a_batch_are_an_error_and_not_endless(data):
+    with pytest.raises(BadTask, match="without a batch"):
+        trained("epochs = 1", Work(0, 8), data=data)
+
+
 def test_the_same_key_gives_the_same_bits_even_with_dropout_and_another_key_does_not():
     def dropping() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3))

@@ -14,7 +14,7 @@ from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core import RunPlan
 from thinwire.core.errors import UsageError
 from thinwire.privacy.summed_metrics import UNIT
-from thinwire.simulation import History, simulate
+from thinwire.simulation import History, client_pool, simulate
 
 PLAN = """
 [run]
@@ -111,3 +111,13 @@ def test_a_secure_simulation_runs_in_one_process() -> None:
     with pytest.raises(UsageError, match="secure rounds in 2 processes"):
         simulate("digits=examples/digits/task.py", RunPlan.parse(PLAN.replace("small", "digits") + SECURE),
                  clients=5, processes=2)  # fmt: skip
+
+
+def test_clients_that_are_evicted_between_rounds_stay_in_memory_in_the_middle_of_one(
+    hidden: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The secrets of a round are never on disk, so a client that is evicted in one could not go on with it."""
+    monkeypatch.setattr(client_pool, "MAX_STATE_BYTES", 1)
+    evicted = run(SECURE)
+    assert [row.reason for row in evicted.rounds] == ["all"] * 4
+    assert evicted.series("loss")[:3] == pytest.approx(hidden.series("loss")[:3], rel=0.02)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from thinwire.core import RunPlan
-from thinwire.core.errors import PlanError, ThinwireError, UsageError
+from thinwire.core.errors import NotWritten, PlanError, ThinwireError, UsageError
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.simulation import simulate
 from thinwire.simulation import sweep as sweep_module
@@ -167,3 +167,15 @@ def test_a_history_is_rows_and_a_frame_where_pandas_is(task: str, monkeypatch: p
     with pytest.raises(ThinwireError, match="pandas") as caught:
         history.frame()
     assert "records()" in caught.value.hint
+
+
+def test_a_full_disk_is_no_result(task: str, tmp_path: Path) -> None:
+    sweep, group = Sweep.of(task, plans({})[:1], 2, "iid"), TrialStore(tmp_path / "group")
+    full = NotWritten("cannot write a model (No space left on device)", hint="free some space")
+    with (
+        patch("thinwire.server.model_store.Versions.write", side_effect=full),
+        pytest.raises(NotWritten, match="No space"),
+    ):
+        run_sweep(sweep, group)
+    (cell,) = run_sweep(sweep, group)
+    assert cell.status == "done"

@@ -129,3 +129,10 @@ def test_a_restore_ends_all_sessions_and_keeps_the_users(place: Place, tmp_path:
         assert not store.logins.valid(session)
         with store._database.reading() as connection:
             assert connection.execute(text("SELECT count(*) FROM sessions")).scalar() == 0
+
+
+def test_a_restore_brings_the_key_of_reports_back(place: Place, tmp_path: Path, there: AggregatorHome) -> None:
+    place.home.report_key.write_bytes(b"a key")
+    back_up(place.home, tmp_path / "b.tar", "1")
+    backup.restore(tmp_path / "b.tar", there, force=False)
+    assert (there.report_key.read_bytes(), there.report_key.stat().st_mode & 0o777) == (b"a key", 0o600)

@@ -71,6 +71,7 @@ def test_a_report_that_the_aggregator_cannot_take_is_refused_with_what_why_and_w
         with pytest.raises(ThinwireError) as found:
             here.link("pi-1").hello(hello("pi-1"))
         assert all(words in str(found.value) for words in ("1025 populations", "it made some up", "devices revoke"))
+        assert here.fleet.poll(0.0) == [], "no run selects a device that was refused"
 
 
 def test_each_registration_reports_the_ledger_as_it_is_then(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import PhaseReply, ReplyHeader, phase_id
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, pack
-from thinwire.transport.server.connections import TrafficCounter
+from thinwire.transport.server.connections import Connection, TrafficCounter
 
 
 @pytest.fixture
@@ -110,3 +110,17 @@ def test_digests_in_heads_are_those_of_the_bytes(here: Place, tmp_path: Path) ->
     link.push(answer("pi-1", "assignment-1", 1, b"abc"), body)
     header = polled(here.fleet, ReplyHeader)
     assert [part.sha256 for part in header.parts] == [hashlib.sha256(b"abc").hexdigest()]
+
+
+def test_a_device_that_is_renamed_is_charged_for_what_comes_after() -> None:
+    before, after = TrafficCounter(), TrafficCounter()
+    pulling, pushing = Connection(), Connection()
+    for connection in (pulling, pushing):
+        connection.account.sent_bytes += 10  # before the device was known
+        connection.belongs_to(before)
+    before.sent_bytes += 500
+    assert before.take_unreported()[0] == 520
+    for connection in (pulling, pushing):
+        connection.belongs_to(after)
+    assert after.take_unreported() == (0, 0, 0)
+    assert (before.wires, list(after.wires)) == ({}, [pulling, pushing])

@@ -16,6 +16,7 @@ from tests.support.certificates import NOW, Authority
 from thinwire.core.errors import DataLost, Unreachable
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol.certificates import server_name
+from thinwire.transport.server.tls import InternalCA
 
 URL = "https://agg.example:9090"
 
@@ -156,3 +157,10 @@ def test_a_certificates_dates_are_looked_at_once_the_time_is_known() -> None:
     clock.learn(1500.0)
     with pytest.raises(Unreachable, match="it begins on"):
         clock.require_valid(1600.0, 2000.0, URL)
+
+
+def test_an_address_that_is_written_another_way_does_not_make_a_new_certificate_each_time(tmp_path: Path) -> None:
+    authority = InternalCA(tmp_path, ["2001:DB8::0001", "agg.example"])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert not authority.renew()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

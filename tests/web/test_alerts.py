@@ -63,6 +63,15 @@ def test_a_run_without_a_closed_round_for_half_an_hour_has_one(store: Store, run
     assert kinds(store, now=run.now + 31 * MINUTE_S) == []
 
 
+def test_a_run_that_goes_on_after_a_pause_is_quiet_since_then(store: Store, run: Told):
+    run.status("paused", "paused by a person")
+    run.now += 60 * MINUTE_S
+    run.status("running", "")
+    run.open()
+    assert kinds(store, now=run.now + 29 * MINUTE_S) == []
+    assert kinds(store, now=run.now + 31 * MINUTE_S) == ["no-progress"]
+
+
 def test_a_run_that_waits_for_devices_or_closes_rounds_as_too_few_has_one(store: Store, run: Told):
     for _ in range(3):
         assert kinds(store, now=run.now) == []
@@ -369,3 +378,9 @@ def test_a_loss_that_stays_over_that_of_the_first_model_is_told_with_what_to_try
     assert said[:-1] == [""] * 6
     wanted = "Training diverges: the loss was 1.1000 after round 1, and is 1.3000 after round 7; try a smaller [local]"
     assert said[-1].startswith(wanted)
+    monkeypatch.setattr(run, "measured", lambda version: replace(measured(version), metrics={}))
+    for _ in range(3):  # with pipelined rounds the latest models are not evaluated yet
+        run.open()
+        run.answer(DEVICES[0], 1.0)
+        run.close("enough", 2.0)
+    assert divergence(store, store.run(run.run_id)).startswith(wanted)

@@ -98,6 +98,11 @@ class AggregatorHome:
         return self.root.parent / "roster.json"
 
     @property
+    def report_key(self) -> Path:
+        """Return the path of the key that signs privacy reports where there is no CA."""
+        return self.root / "report.key"
+
+    @property
     def sweeps(self) -> Path:
         """Return the directory of sweeps: it has one directory for each group of simulated runs."""
         return self.root / SWEEPS

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from thinwire.store import RoundRow, RunRow
 
 LATEST_ROUNDS: Final = 3  # closed rounds of a run whose updates and losses count
+LATEST_MEASURED: Final = 32  # rounds among which the last measured ones are: pipelined rounds are measured later
 MINUTE_S, DAY_S, MB = 60.0, 86_400.0, 10**6
 NO_PROGRESS, TOO_FEW, DIVERGED = "no-progress", "too-few-clients", "not-finite"
 DISK, CERTIFICATE, OFFLINE = "disk", "certificate", "aggregator-offline"
@@ -49,8 +50,9 @@ def conditions(store: Store, context: AlertContext, wanted: AlertSettings) -> tu
     if context.down_since is not None:
         return found, frozenset(OF_RUNS)
     for run in store.run_queue():
-        rounds = _latest(store, run)[-LATEST_ROUNDS:]
-        found += run_conditions(run, rounds, _count_non_finite(store, run, rounds), context.now, wanted)
+        latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST_ROUNDS + 1))
+        closed = [one for one in latest if one.closed_at is not None]
+        found += run_conditions(run, latest, _count_non_finite(store, run, closed), context.now, wanted)
     return found, frozenset()
 
 
@@ -61,18 +63,13 @@ def divergence(store: Store, run: RunRow) -> str:
     """
     if run.status not in ("running", "failed"):
         return ""
-    latest = _latest(store, run)
+    latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST_MEASURED), run.rounds_closed)
+    latest = [one for one in latest if one.closed_at is not None]
     rounds = latest[-LATEST_ROUNDS:]
     count = _count_non_finite(store, run, rounds)
     said = _not_finite(count, rounds) if count else _higher_loss(store, run, latest)
     verb = "diverges" if run.status == "running" else "diverged"
     return f"Training {verb}: {said}; try {SMALLER_STEPS}." if said else ""
-
-
-def _latest(store: Store, run: RunRow) -> list[RoundRow]:
-    """Return the latest closed rounds of a run, oldest first, and one more: the last model may not be evaluated yet."""
-    latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST_ROUNDS), run.rounds_closed)
-    return [one for one in latest if one.closed_at is not None]
 
 
 def _not_finite(count: int, rounds: list[RoundRow]) -> str:
@@ -96,11 +93,15 @@ def _higher_loss(store: Store, run: RunRow, latest: list[RoundRow]) -> str:
 
 
 def run_conditions(
-    run: RunRow, rounds: list[RoundRow], diverged: int, now: float, wanted: AlertSettings
+    run: RunRow, latest: list[RoundRow], diverged: int, now: float, wanted: AlertSettings
 ) -> Iterator[Condition]:
-    """Yield the conditions of one run; `rounds` are its latest closed ones, `diverged` the failures as not finite."""
-    id_, since = run.run_id, max([run.started_at or run.created_at, *(one.closed_at or 0.0 for one in rounds)])
-    quiet_s = now - since
+    """Yield the conditions of one run; `latest` are its last rounds, `diverged` the failures as not finite.
+
+    A run that was paused, or whose aggregator was down, is quiet since it went on.
+    """
+    id_, rounds = run.run_id, [one for one in latest if one.closed_at is not None][-LATEST_ROUNDS:]
+    went_on = [one.opened_at for one in latest] + [until for one in latest for _, until in one.downtimes]
+    quiet_s = now - max([run.started_at or run.created_at, *went_on, *(one.closed_at or 0.0 for one in rounds)])
     few = bool(len(rounds) == LATEST_ROUNDS and all(one.reason == "too-few" for one in rounds))
     if few or (run.status == "waiting" and quiet_s >= wanted.too_few_min * MINUTE_S):
         said = (

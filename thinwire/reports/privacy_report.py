@@ -276,7 +276,6 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 LABEL: Final = b"thinwire privacy report 1\n"
-OWN_KEY: Final = "report.key"
 CA_STATE: Final = "state.json"  # as transport/server/tls.py writes it
 LARGEST: Final = 64 << 20  # bytes of a file: a release has about 200
 _EMBEDDED = re.compile(r'<script type="application/json" id="report">(.*?)</script>', re.DOTALL)
@@ -292,7 +291,7 @@ _STYLE = (
 
 def signing_key(place: AggregatorHome) -> ec.EllipticCurvePrivateKey:
     """Return the key of the aggregator's latest CA, or its own key for reports, which is made if it is missing."""
-    state, own = place.root / "tls" / CA_STATE, place.root / OWN_KEY
+    state, own = place.root / "tls" / CA_STATE, place.report_key
     try:
         path = own
         if state.exists():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 AVERAGE: Final = "average"
 ALIGNED: Final = 8  # bytes: the format pads its header, so that tensors can be mapped
+LONGEST_NUMBER: Final = 10  # digits of a round, and more than any has
 MAX_LISTED: Final = 20  # newest versions of a list: with `[run] keep = "all"` a run has one a round
 
 
@@ -227,7 +228,7 @@ def _version(store: Store, run: RunRow, which: str) -> int:
         return run.version
     if which == "best":
         return run.version if run.best_version is None else run.best_version
-    if not which.isdigit():
+    if not (which.isascii() and which.isdigit() and len(which) < LONGEST_NUMBER):
         raise UsageError(f"--round {which!r} is not valid", why="it is a number, best or last", hint="--round best")
     if which == "0":
         return 0

@@ -31,7 +31,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.equipment import GIB
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.records import replace
-from thinwire.core.types import PhaseReply, Reply
+from thinwire.core.types import PHASES, PhaseReply, Reply, phase_of
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.storage import CachedRunFolder, LruPolicy, shared_folder
 
@@ -306,17 +306,19 @@ class HandlerCache:
 
     def execute(self, index: int, delivery: Delivery) -> TimedReply:
         """Execute the work of client `index` on an assignment, and return the reply."""
-        began = time.perf_counter()
-        handler, folders = self._loaded.get(index) or self._load(index, delivery.assignment.secure is not None)
+        began, assignment = time.perf_counter(), delivery.assignment
+        is_secure = assignment.secure is not None or assignment.kind == "secure"
+        handler, folders = self._loaded.get(index) or self._load(index, is_secure)
         virtual_began, advertisements = handler.clock.now(), list[PhaseReply]()
         reply, file = self._reply(index, handler, delivery, advertisements.append)
         duration_s = handler.clock.now() - virtual_began if self.population.step_s else time.perf_counter() - began
         bundle = folders[-1].body(file) if file else None
         if bundle is None and reply is not None:  # no reply is lost in transit; one with parts is read later
             handler.mark_delivered(reply)
-        if reply is None:  # the client must not be evicted: the secrets of its round are in memory only
-            self._states.drop(index)
-            return TimedReply(None, None, duration_s, tuple(advertisements))
+        in_round = reply is None or assignment.kind == "secure"
+        if in_round and phase_of(assignment.assignment_id) != PHASES[-1]:
+            self._states.drop(index)  # it must not be evicted: the secrets of its round are in memory only
+            return TimedReply(reply, bundle, duration_s, tuple(advertisements))
         cached_bytes = sum(folder.cached_bytes for folder in folders if isinstance(folder, CachedRunFolder))
         self._states.use(index, HANDLER_BYTES + handler.runs.nbytes + cached_bytes)
         for other in self._states.excess(MAX_STATE_BYTES):

@@ -283,7 +283,9 @@ class ResumableSimulation:
         """
         for row in reversed(list(store.runs())):
             if row.source == "sim" and row.status in ENDED:  # its process may have been killed just after its end
-                keep_personal_values(home.simulation(row.run_id).parent, row.run_id)
+                owner = home.owner(row.run_id)
+                if not owner.exists() or dead_owner(owner) is not None:
+                    keep_personal_values(home.simulation(row.run_id).parent, row.run_id)
             if row.source != "sim" or row.status in (*ENDED, "preparing"):
                 continue
             if dict(row.plan) != plan.to_json() or _read(home, row.run_id) != about:
@@ -348,7 +350,9 @@ def keep_personal_values(folder: Path, run_id: str) -> None:
     for own in clients.glob("*/"):
         path = run_path(own, run_id)
         if any(path.glob("personal-*")) or any(path.glob("context-*")):
-            save_values(own, run_id, RunFolder(path).load()[0])
+            state, damaged = RunFolder(path).load()
+            if not damaged:  # else a call was killed while it removed these files, and had saved the values
+                save_values(own, run_id, state)
         keeps = _remove_all_but(own, own / PERSONAL / f"{run_id}.safetensors") or keeps
     for unneeded in [spool] if keeps else [clients, folder]:
         shutil.rmtree(unneeded, ignore_errors=True)
@@ -363,7 +367,7 @@ def _remove_all_but(own: Path, kept: Path) -> bool:
         if path.is_dir() and path != kept.parent:
             shutil.rmtree(path, ignore_errors=True)
         elif path.is_file() and path != kept:
-            path.unlink()
+            path.unlink(missing_ok=True)
     return True
 
 

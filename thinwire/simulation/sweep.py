@@ -17,7 +17,7 @@ from typing import Any
 
 from thinwire.client.task import load_task, parse_split
 from thinwire.client.train.runtime import use_threads
-from thinwire.core.errors import ThinwireError
+from thinwire.core.errors import DataLost, NotWritten, ThinwireError
 from thinwire.core.plan import RunPlan
 from thinwire.reports.sweep_results import Trial, TrialSpec, TrialStore
 from thinwire.simulation.history import RunFailed
@@ -73,6 +73,11 @@ def run_trial(task: str, spec: TrialSpec) -> Trial:
         )
     except RunFailed as error:
         history = error.history
+        if history.run.exit_code == DataLost.exit_code:  # this machine's disk and not the plan: no result to keep
+            raise NotWritten(
+                f"a run of the sweep failed: {history.run.status_text}",
+                hint="free some space; the same command goes on",
+            ) from None
     return Trial.of(spec, history.run, history.rounds, time.perf_counter() - began, history.failures)
 
 

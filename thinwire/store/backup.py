@@ -51,7 +51,10 @@ DATABASE = "store.sqlite3"
 FOLDERS = ("runs", "spool", "sweeps", "tls")
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 256 * 2**20  # bytes
-_NAME = re.compile(rf"{re.escape(DATABASE)}|(?:{'|'.join(FOLDERS)})(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
+REPORT_KEY = "report.key"
+_NAME = re.compile(
+    rf"{re.escape(DATABASE)}|{re.escape(REPORT_KEY)}|(?:{'|'.join(FOLDERS)})(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)+"
+)
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,11 @@ def take_out(file: IO[bytes], folder: Path) -> Manifest:
 
 
 def files_under(folder: Path) -> Iterator[Path]:
-    """Yield all finished regular files; a name that begins with a dot is still being written."""
-    for path in sorted(folder.rglob("*")):
+    """Yield all finished regular files; a name that begins with a dot is still being written.
+
+    A folder that is removed meanwhile has none.
+    """
+    for path in sorted(Path(at) / name for at, _, names in os.walk(folder) for name in names):
         inner = path.relative_to(folder).parts
         if not any(part.startswith(".") for part in inner) and path.is_file() and not path.is_symlink():
             yield path
@@ -224,6 +230,8 @@ def _collect(home: AggregatorHome, stage: Path) -> float:
         missing = list(missing_files(stage, stage / DATABASE))
         if not missing:
             _certificates(home.root / "tls", private_folder(stage / "tls"))
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(home.report_key, stage / REPORT_KEY)
             return delivered_at
     raise DataLost(
         f"{missing[0]} is missing", why="the database speaks of it, and a run that is not over needs it",
@@ -270,7 +278,8 @@ def _write(stage: Path, target: Path, manifest: Manifest) -> Manifest:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-                for path in [stage / DATABASE, *(path for name in FOLDERS for path in files_under(stage / name))]:
+                alone = [path for path in (stage / DATABASE, stage / REPORT_KEY) if path.exists()]
+                for path in [*alone, *(path for name in FOLDERS for path in files_under(stage / name))]:
                     name = str(path.relative_to(stage))
                     with open(path, "rb") as source:
                         manifest.files[name] = put(tar, name, source, os.fstat(source.fileno()))

@@ -195,6 +195,8 @@ class Teller:
     """
 
     rounds: dict[int, Round] = field(default_factory=dict)
+    open: dict[int, Round] = field(default_factory=dict)  # those of `rounds` that are not closed
+    last: Round | None = None  # the closed one with the highest number
     waiting: list[int] = field(default_factory=list)  # closed rounds whose model is not evaluated yet
     behind: dict[int, list[str]] = field(default_factory=dict)  # by such a round: lines of later events, held back
     faults: set[tuple[str, str]] = field(default_factory=set)  # (kind, text) of failures that were printed in full
@@ -213,7 +215,7 @@ class Teller:
     @property
     def now(self) -> str:
         """Return a sentence on the present state of the run."""
-        one = next((r for r in self.rounds.values() if r.closed is None), None)
+        one = next(iter(self.open.values()), None)
         if one is None or self.status != "running":
             return self.text or self.status
         if not one.of:
@@ -224,7 +226,7 @@ class Teller:
     @property
     def _ahead(self) -> int:
         """Return the number of open rounds: with pipelined rounds a version is evaluated that many rounds later."""
-        return sum(one.closed is None for one in self.rounds.values())
+        return len(self.open)
 
     def then(self, lines: list[str]) -> list[str]:
         """Return lines that are ready to print after those of the closed rounds.
@@ -238,7 +240,7 @@ class Teller:
 
     def _before(self) -> str:
         """Return a note on the last closed round: with quick rounds an open one is seldom seen with a reply."""
-        last = max((r for r in self.rounds.values() if r.closed), key=lambda r: r.number, default=None)
+        last = self.last
         if last is None or last.closed is None:
             return ""
         came = f"{len(last.closed.aggregated)} of {last.of} in " if last.of else ""
@@ -268,13 +270,16 @@ class Teller:
             case events.RunNoted() | FirstModelAssigned() | FirstModelFailed():
                 return [reason_text.sentence(event.note)]
             case events.RoundOpened():
-                self.rounds[event.round] = Round(
-                    event.round, len(event.assignments), target_updates=event.target_updates
-                )
+                opened = Round(event.round, len(event.assignments), target_updates=event.target_updates)
+                self.rounds[event.round] = self.open[event.round] = opened
             case events.UpdateAccepted():
                 self._accept(event)
             case events.RoundClosed():
-                self.rounds.setdefault(event.round, Round(event.round, len(event.aggregated))).closed = event
+                one = self.rounds.setdefault(event.round, Round(event.round, len(event.aggregated)))
+                one.closed = event
+                self.open.pop(event.round, None)
+                if self.last is None or one.number > self.last.number:
+                    self.last = one
                 lines = self._flush({}, before=event.round - (HELD if event.reason == "buffer" else self._ahead))
                 self.waiting.append(event.round)
                 return lines

@@ -265,7 +265,11 @@ def carried_out(
     known = store.commands.pending_of(kind, run_id)
     if known is None or known.args != args:
         number = store.commands.add(kind, run_id, args, operator())
-        known = next(one for one in store.commands.pending() if one.id == number)
+        known = next((one for one in store.commands.pending() if one.id == number), None)
+        if known is None:  # a running aggregator was quick
+            result = store.commands.result(number)
+            require_done(result)
+            return result
     command = known
     until(lambda: store.commands.result(command.id) is not None or not alive(home), CARRIED_OUT_S)
     if store.commands.result(command.id) is None and not alive(home):

@@ -142,16 +142,24 @@ def follow(store: Store, run_id: str, connect: Callable[[], Tracker], sleep: Cal
 
 
 def evaluated(run: RunRow, rounds: list[RoundRow]) -> list[RoundRow]:
-    """Return the closed rounds that will not change: the next one is closed too, or the run is over.
+    """Return the closed rounds that will not change: so many later ones are closed too, or the run is over.
 
-    Holdout evaluation may come rounds later: a round is final then if it was evaluated, or a later one was.
+    Replies of the next round evaluate a version, with pipelined rounds those of later ones, and with buffered rounds
+    those of the next `HELD` at most. Holdout evaluation may come rounds later. If a version was evaluated, no earlier
+    one will be.
     """
+    from thinwire.cli.runs.progress import HELD
     from thinwire.core.events import ENDED
 
     closed = [row for row in rounds if row.closed_at is not None]
-    if run.plan["run"].get("evaluate") == "holdout" and run.status not in ENDED:
-        return closed[: max((at for at, row in enumerate(closed, 1) if row.metrics), default=0)]
-    return closed if run.status in ENDED else closed[:-1]
+    if run.status in ENDED:
+        return closed
+    measured = max((at for at, row in enumerate(closed, 1) if row.metrics), default=0)
+    if run.plan["run"].get("evaluate") == "holdout":
+        return closed[:measured]
+    overlap = run.plan["local"].get("overlap") or {}
+    later = HELD if run.plan["cohort"].get("mode") == "buffered" else 1 + int(overlap.get("max_delay", 0))
+    return closed[: len(closed) - 1] if later == 1 else closed[: max(measured - 1, len(closed) - later, 0)]
 
 
 def values(run: RunRow, row: RoundRow) -> Row:

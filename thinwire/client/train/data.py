@@ -35,7 +35,7 @@ def as_split(data: Any) -> Split:
             )
     if count(split.train) == 0:
         raise BadTask("data(client) gave no examples to train on", hint="another --partition or --split")
-    return split
+    return Split(split.train) if count(split.test) == 0 else split
 
 
 def _is_data(part: Any) -> bool:
@@ -91,7 +91,7 @@ def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
     """
     if isinstance(data, (DataLoader, IterableDataset)):
         for epoch in itertools.count():
-            yield from _never_empty(one_pass(data, batch, derive(key, epoch)))
+            yield from never_empty(one_pass(data, batch, derive(key, epoch)))
     fetch = fetch_of(data)
     for indices in _orders(len(data), min(batch, len(data)), key):
         yield fetch(indices)
@@ -204,13 +204,17 @@ def _permutation(size: int, key: Key) -> torch.Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed63(key)))
 
 
-def _never_empty(batches: Iterator[Any]) -> Iterator[Any]:
+def never_empty(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches; raise `BadTask` if there are none."""
     empty = True
     for batch in batches:
         empty = False
         yield batch
     if empty:
-        raise BadTask("data(client) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")
+        raise BadTask(
+            "data(client) gave a DataLoader or an IterableDataset without a batch",
+            hint="drop_last=False, or a smaller batch",
+        )
 
 
 def held_bytes(data: Any) -> int:

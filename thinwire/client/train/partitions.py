@@ -15,6 +15,7 @@ Invariant: a split depends on (labels, parts, spec, seed) only, so every client 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -187,8 +188,23 @@ def _first(keyed: Keyed) -> NDArray[Any]:
 
 
 def own_part(labels: Labels | Mapping[str, Labels], client: ClientInfo) -> Indices:
-    """Return the indices of this client's examples, for `data(client)` of a task whose clients share one data set."""
-    return partition(labels, client.partitions, client.split, client.seed)[client.partition]
+    """Return the indices of this client's examples, for `data(client)` of a task whose clients share one data set.
+
+    The latest split is kept: in a simulation each client asks for its part of the same one.
+    """
+    keyed, digest = _keyed(labels), hashlib.sha256()
+    for key, found in keyed.items():
+        digest.update(repr((key, found.dtype.str, len(found))).encode())
+        digest.update(repr(found.tolist()).encode() if found.dtype.hasobject else found.tobytes())
+    split = digest.hexdigest(), client.partitions, client.split, client.seed
+    if (parts := _latest.get(split)) is None:
+        parts = partition(keyed, client.partitions, client.split, client.seed)
+        _latest.clear()
+        _latest[split] = parts
+    return parts[client.partition].copy()
+
+
+_latest: dict[tuple[str, int, str, int], list[Indices]] = {}
 
 
 def held_out(indices: Indices, share: float, client: ClientInfo) -> tuple[Indices, Indices]:
@@ -197,6 +213,11 @@ def held_out(indices: Indices, share: float, client: ClientInfo) -> tuple[Indice
     The client's seed and the number of examples decide which, so one example more moves others too: a run with
     `[privacy] mode = "example"` counts on a training set in which it does not. Each side has at least one example.
     """
+    if len(indices) < FEWEST:
+        raise BadSplit(
+            f"{len(indices)} of the examples to train on and to hold out", why="each side needs one",
+            hint="more examples for this client, or Split(train) without a test set",
+        )  # fmt: skip
     count = min(max(1, round(share * len(indices))), len(indices) - 1)
     order = _draw(client.seed, "held-out", client.partition).permutation(len(indices))
     return np.sort(indices[order[count:]]), np.sort(indices[order[:count]])

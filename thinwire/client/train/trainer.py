@@ -201,13 +201,11 @@ class TorchTrainer:
         epochs = self.local.epochs or 1.0
         batches.require_countable(data, epochs, size)
         wanted = batches.passes(data, epochs, size)
-        endless = itertools.chain.from_iterable(
-            batches.one_pass(data, size, derive(key, epoch)) for epoch in itertools.count()
-        )
+        every = (batches.never_empty(batches.one_pass(data, size, derive(key, epoch))) for epoch in itertools.count())
         if wanted is None:
-            found = (batches.one_pass(data, size, derive(key, epoch)) for epoch in range(int(epochs)))
-            return itertools.chain.from_iterable(found), 0
-        return itertools.islice(endless, wanted), -(-wanted // accumulate)
+            passes = itertools.islice(every, int(epochs))
+            return itertools.chain.from_iterable(passes), 0
+        return itertools.islice(itertools.chain.from_iterable(every), wanted), -(-wanted // accumulate)
 
     def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer | Descent:
         """Return the plan's optimizer of these parameters."""

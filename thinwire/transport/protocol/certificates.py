@@ -140,9 +140,21 @@ def due(leaf: CertificateAndKey, names: Sequence[str], ca: CertificateAndKey, no
     found = leaf.parsed
     held = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     there = {*held.get_values_for_type(x509.DNSName), *(str(a) for a in held.get_values_for_type(x509.IPAddress))}
-    wanted = {name for name in names if permits(ca, name)}
+    wanted = {_plain(name) for name in names if permits(ca, name)}
     made_at = found.not_valid_before_utc + EARLIER
     return found.issuer != ca.parsed.subject or not wanted <= there or not made_at <= now < made_at + LEAF_RENEWED
+
+
+def _plain(name: str) -> str:
+    """Return an address as a certificate has it, and another name as it is.
+
+    >>> _plain("2001:DB8::0001"), _plain("agg.example")
+    ('2001:db8::1', 'agg.example')
+    """
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name
 
 
 def server_context() -> ssl.SSLContext:

@@ -183,8 +183,9 @@ class Connection:
         If the account then has more than `max_wires` open connections, its oldest one is aborted.
         """
         if account is not self.account:
-            account.sent_bytes += self.account.sent_bytes
-            account.received_bytes += self.account.received_bytes
+            if self not in self.account.wires:  # its own counter: the bytes from before the device was known
+                account.sent_bytes += self.account.sent_bytes
+                account.received_bytes += self.account.received_bytes
             self.account.wires.pop(self, None)
             self.account = account
             if self.open:

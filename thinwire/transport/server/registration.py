@@ -78,15 +78,16 @@ class HelloRoute:
         self._cas.reported(row.name, said.trusted_pins)
         self._presence.renamed(self._roster.rows())
         await self._require_single_process(said)
+        try:  # before the device counts as online: no run may select one that is refused
+            await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
+        except Refused as error:
+            raise ApiError(409, "ledger", f"{error}; {error.hint}") from error
+        await self._require_single_process(said)
         self._authenticator.still(row)  # it may have been revoked meanwhile
         # There is no await since `_require_single_process`, so two registrations cannot both begin.
         if self._presence.begin(said, request.wire, version, row.fingerprint):
             self._mailbox.register_process(row.name, said.process)
             self._mailbox.add_arrival(ClientConnected(row.name, said))
-        try:
-            await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
-        except Refused as error:
-            raise ApiError(409, "ledger", f"{error}; {error.hint}") from error
         sequences = await asyncio.to_thread(self._sequences, row.name)
         runs, spread_s = await asyncio.to_thread(self._roster.runs), len(self._roster.rows()) / SPREAD_PER_S
         # A run that ends after this reads the arrival of this device from the mailbox, and sends it a stop.

@@ -145,7 +145,11 @@ class PushRoute:
         try:
             draft = self._spool.draft(update)
             await asyncio.to_thread(_write, str(draft), parts)
-            await self._reply_receiver.keep(draft, header, received, began_at)
+            try:
+                await self._reply_receiver.keep(draft, header, received, began_at)
+            except BaseException:
+                draft.unlink(missing_ok=True)  # each try makes another one
+                raise
         finally:
             self._storing.discard(update)
 

@@ -61,10 +61,10 @@ def test_a_message_that_was_not_sent_is_due_again_later_and_later(store: Store, 
 
 def test_the_first_person_who_acknowledges_counts(store: Store):
     store.alerts.update([DISK])
-    assert store.alerts.counts() == (1, 1)
+    assert store.alerts.counts()[:2] == (1, 1)
     assert store.alerts.acknowledge(1, "ann").acknowledged_by == "ann"
     assert store.alerts.acknowledge(1, "bob").acknowledged_by == "ann"
-    assert store.alerts.counts() == (1, 0)
+    assert store.alerts.counts()[:2] == (1, 0)
     with pytest.raises(NotFound, match="no alert 7"):
         store.alerts.acknowledge(7, "ann")
 

@@ -349,7 +349,7 @@ def test_the_page_shows_what_is_wrong_and_takes_an_acknowledgement(store: Store,
         page.get_by_role("button", name="Acknowledge: the disk").click()
         expect(page.locator("#open-alerts")).to_contain_text("machine")
         expect(page.get_by_role("link", name="Alerts")).not_to_contain_text("not acknowledged")
-    assert store.alerts.counts() == (1, 0)
+    assert store.alerts.counts()[:2] == (1, 0)
 
 
 def test_the_headline_of_a_run_whose_training_diverges_says_so_with_what_to_try(store: Store, run: Told, look: Open):

@@ -61,9 +61,9 @@ def test_a_phone_shows_each_client_as_a_block_and_sorts_them_by_a_list(store: St
     assert region.evaluate("(e) => e.scrollHeight <= e.clientHeight"), "eight clients need no box that scrolls"
     section = page.locator("#clients")
     section.get_by_label("Sort by").select_option("Failed")
-    expect(section.get_by_role("button", name="falling")).to_be_visible()
+    expect(section.get_by_role("button", name="sorted from the highest")).to_be_visible()
     section.get_by_label("Sort by").select_option("Client")
-    section.get_by_role("button", name="rising").click()
+    section.get_by_role("button", name="sorted from the lowest").click()
     expect(region.get_by_role("rowheader").first).to_have_text("pi-08")
     assert (axe(page), overflow(page)) == ([], 0)
 

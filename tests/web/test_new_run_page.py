@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.support.browsing import Open, axe_in_both, overflow
 from tests.support.filled_store import finish, new_run, twelve_rounds
@@ -191,3 +191,32 @@ def test_every_key_of_a_plan_has_a_field(store: Store, served: Shown, look: Open
          for key in table],
     )  # fmt: skip
     assert missing == []
+
+
+def test_a_dashboard_that_is_away_for_a_moment_starts_no_second_run(store: Store, running: Shown, look: Open):
+    """What the aggregator made of a command is asked for again; the button stays disabled meanwhile."""
+    run = twelve_rounds(store)
+    page, cut = look(running.url, "new"), 0
+    fill(page, "run.task", "digits")
+    fill(page, "local.lr", "0.5")
+
+    def away(route: Route) -> None:
+        nonlocal cut
+        cut += 1
+        route.abort("connectionfailed") if cut == 1 else route.fallback()
+
+    page.route(re.compile(r"/commands/\d+$"), away)
+    command = started(page, store)
+    expect(page.get_by_role("button", name="Starting…")).to_be_disabled()
+    store.commands.answer(command.id, {"done": True, "run_id": run.run_id})
+    expect(page).to_have_url(re.compile(f"/runs/{run.run_id}$"))
+    assert cut > 1
+    assert len(store.commands.pending()) == 0
+
+
+def test_a_seed_of_63_bits_stays_what_it_is(store: Store, running: Shown, look: Open):
+    page = look(running.url, "new")
+    seed = 2**53 + 1
+    toml(page).fill(TEXT.replace("[run]", f"[run]\nseed = {seed}", 1))
+    expect(page.locator(".plan-state")).to_contain_text("This plan can run")
+    assert started(page, store).args["plan"]["run"]["seed"] in (seed, str(seed))

@@ -211,7 +211,7 @@ def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, l
         expect(page.locator(".progress")).to_contain_text("open for 10 s,")
         for action in ("Pause", "Stop"):
             expect(page.get_by_role("button", name=action, exact=True)).to_be_disabled()
-        expect(page.locator(".legend")).to_contain_text("nothing goes on since then")
+        expect(page.locator(".legend")).to_contain_text("the aggregator stopped here")
         assert axe(page) == []
         with hold(lock, {}):
             expect(page.locator(".beat")).to_have_text("live")

@@ -160,3 +160,23 @@ def test_an_open_page_gets_the_plan_of_more_rounds(told: Told, served: Any, look
     )
     expect(page.locator("#plan")).to_contain_text("rounds40")
     expect(page.get_by_role("progressbar", name="Rounds made")).to_have_attribute("aria-valuemax", "40")
+
+
+def test_a_command_that_did_not_get_through_can_be_sent_again(told: Told, served: Any, look: Any):
+    told.store.record(told.run_id, [RunStatusChanged(1.0, "running", "round 1")])
+    page, cut = look(served.url, f"runs/{told.run_id}"), 0
+
+    def away(route: Any) -> None:
+        nonlocal cut
+        cut += 1
+        route.abort("connectionfailed") if cut == 1 else route.fallback()
+
+    page.route(re.compile(r"/runs/[^/]+/stop$"), away)
+    for _ in range(2):
+        page.get_by_role("button", name="Stop", exact=True).click()
+        expect(page.get_by_role("button", name="Keep")).to_be_focused()
+        page.get_by_role("button", name="Stop", exact=True).click()
+        if cut == 1:
+            expect(page.get_by_role("alert").filter(has_text="is not reachable")).to_contain_text("Try: once more")
+    expect(page.get_by_text("command to stop sent")).to_be_visible()
+    assert [command.kind for command in told.store.commands.pending()] == ["stop-run"]

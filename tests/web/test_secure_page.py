@@ -87,7 +87,7 @@ def test_facts_of_a_single_client_are_not_known_and_the_reason_is_shown(story: S
     page = look(served.url)
     page.goto(f"{served.url}/runs/{story.run_id}?round=1&gantt=table")
     row = page.get_by_role("region", name="Assignments of round 1").get_by_role("row", name="pi-01")
-    for column in ("Examples", "Steps", "Norm", "train", "encode", "evaluate", "Residual ÷ change"):
+    for column in ("Examples", "Steps", "Norm", "train", "encode", "evaluate", "Residual ÷ update"):
         expect(row.locator(f"[data-label='{column}']")).to_have_text("–")
     expect(page.locator("#rounds")).to_contain_text(f"Norm and Residual: {MASKED}.")
     expect(page.locator("#clients")).to_contain_text(f"– under Examples: {MASKED}.")

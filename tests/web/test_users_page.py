@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,9 +89,13 @@ def test_a_token_is_shown_once_and_its_name_as_text(store: Store, served: Shown,
     page = as_user("bert", "users")
     page.get_by_text("Make a token").click()
     page.get_by_label("What it is for").fill(HOSTILE)
+    page.get_by_label("Valid for days").fill("7")
+    page.wait_for_timeout(1200)  # the page is drawn again twice a second: what was typed stays
     page.get_by_role("button", name="Make it").click()
     secret = page.locator(".made code").inner_text()
     assert store.tokens.person(secret) is not None
+    (token,) = store.tokens.all()
+    assert token.expires_at - time.time() < 7.1 * 86400
     expect(page.locator("#tokens tbody tr")).to_contain_text(HOSTILE)
     expect(page.locator("#tokens img")).to_have_count(0)
     page.reload()

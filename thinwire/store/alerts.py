@@ -174,12 +174,20 @@ class Alerts:
             raise NotFound(f"no alert {number}", why="none has this number, or it was closed long ago")
         return found[0]
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many alerts are open, and how many of them nobody has acknowledged."""
-        wanted = select(func.count(), func.count().filter(Alert.c.acknowledged_at.is_(None)))
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many alerts are open, how many of them nobody has acknowledged, and a number of all changes."""
+        is_open, own = Alert.c.closed_at.is_(None), Alert.c
+        set_once = (own.closed_at, own.acknowledged_at, own.opening_sent_at, own.closing_sent_at)  # count() skips NULL
+        wanted = select(
+            func.count().filter(is_open),
+            func.count().filter(is_open, own.acknowledged_at.is_(None)),
+            func.coalesce(func.max(own.id), 0),
+            func.coalesce(func.sum(own.failures), 0),
+            *(func.count(column) for column in set_once),
+        )
         with self._database.reading() as connection:
-            found = connection.execute(wanted.where(Alert.c.closed_at.is_(None))).one()
-        return int(found[0]), int(found[1])
+            opened, unseen, *changes = connection.execute(wanted).one()
+        return int(opened), int(unseen), int(sum(changes))
 
     def _rows(self, wanted: Select[Any]) -> list[AlertRow]:
         with self._database.reading() as connection:

@@ -39,10 +39,12 @@ class RunFilter:
         own = Run.c
         wanted = wanted.where(own.status.in_(self.statuses) if self.statuses else own.status != "preparing")
         wanted = wanted.where(own.deleted_at.is_(None), own.archived_at.is_not(None) == self.archived)
-        for word in self.text[:MAX_SEARCH].lower().split():
-            part = f"%{_literal(word)}%"
+        for word in self.text[:MAX_SEARCH].split():
+            part, lower = f"%{_literal(word)}%", f"%{_literal(word.lower())}%"
             columns = (own.run_id, own.name, own.task, own.status, cast(own.tags, Text))
-            wanted = wanted.where(or_(*(func.lower(column).like(part, escape="\\") for column in columns)))
+            as_typed = [column.like(part, escape="\\") for column in columns]  # SQLite's lower() leaves "Ü" as it is
+            lowered = [func.lower(column).like(lower, escape="\\") for column in columns]
+            wanted = wanted.where(or_(*as_typed, *lowered))
         return wanted
 
 

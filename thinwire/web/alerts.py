@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 import thinwire
@@ -32,9 +33,9 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.formatting import with_home
 from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
 from thinwire.core.start_options import start_command
-from thinwire.reports.alerting import AlertContext, conditions
-from thinwire.store import AlertRow, Store
-from thinwire.web.access import API, StoreDep, Who
+from thinwire.reports.alerting import CERTIFICATE, OFFLINE, AlertContext, conditions
+from thinwire.store import ROLES, AlertRow, Store
+from thinwire.web.access import API, StoreDep, Who, visitor
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import Number, as_csv
 from thinwire.web.settings import aggregator, home_option
@@ -186,18 +187,29 @@ class ShownAlert(BaseModel):
 
 
 router = APIRouter(prefix=API, responses=PROBLEMS)
+STARTS_AGAIN: Final = (OFFLINE, CERTIFICATE)  # kinds whose hint is a command that starts the aggregator
+STARTED_BY: Final = "an operator starts the aggregator again, on its machine"
 
 
 @router.get("/alerts")
-def alerts(store: StoreDep, limit: Annotated[int, Query(ge=1, le=MAX_ALERTS)] = 200) -> list[ShownAlert]:
-    """Return open and closed alerts, newest first."""
-    return [ShownAlert(**asdict(row)) for row in store.alerts.all(limit)]
+def alerts(
+    store: StoreDep, request: Request, limit: Annotated[int, Query(ge=1, le=MAX_ALERTS)] = 200
+) -> list[ShownAlert]:
+    """Return open and closed alerts, newest first.
+
+    A command that starts the aggregator again may name paths of keys: a viewer, who does not start it, gets none.
+    """
+    found = [ShownAlert(**asdict(row)) for row in store.alerts.all(limit)]
+    if visitor(request).person.role == ROLES[0]:
+        for one in found:
+            one.hint = STARTED_BY if one.kind in STARTS_AGAIN else one.hint
+    return found
 
 
 @router.get("/alerts.csv", response_class=Response, include_in_schema=False)
-def alerts_csv(store: StoreDep) -> Response:
+def alerts_csv(store: StoreDep, request: Request) -> Response:
     """Return open and closed alerts, newest first."""
-    return as_csv(alerts(store, MAX_ALERTS), ShownAlert, "alerts")
+    return as_csv(alerts(store, request, MAX_ALERTS), ShownAlert, "alerts")
 
 
 @router.post("/alerts/{number}/acknowledge")

@@ -49,7 +49,8 @@ class News:
     `aggregator` is running, gone or unknown. `down_since` is the moment when an aggregator that is down was last alive,
     wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
     journal: approvals, refusals, tags. `pending` devices wait for approval. `heard` is the moment when the last
-    contacts of all devices were last written. `alerts` are open, and nobody has acknowledged `unseen` of them.
+    contacts of all devices were last written. `alerts` are open, and nobody has acknowledged `unseen` of them;
+    `alert_changes` rises with each change of one.
     `disk` says since when and why all runs are paused, if the disk is full.
     """
 
@@ -62,6 +63,7 @@ class News:
     heard: float = 0.0
     alerts: int = 0
     unseen: int = 0
+    alert_changes: int = 0
     disk: str = ""
 
 

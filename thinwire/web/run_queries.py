@@ -172,9 +172,10 @@ class Reader:
         hidden = secure_rounds.why_not_known(row)
         opened, at = store.round_count(row.run_id)[0], first
         found = store.updates(row.run_id, number) if number else []
+        step = max(1, min(ROUNDS_READ, MAX_UPDATES // max(1, int(row.totals.get("most") or 1))))
         while not number and at <= opened and len(found) <= MAX_UPDATES:
-            found += store.updates(row.run_id, at, at + ROUNDS_READ - 1)
-            at += ROUNDS_READ
+            found += store.updates(row.run_id, at, at + step - 1)
+            at += step
         if not number and len(found) > MAX_UPDATES:
             at = max(found[0].round + 1, found[MAX_UPDATES].round)  # the round that does not fit begins the next page
             found = [one for one in found if one.round < at]

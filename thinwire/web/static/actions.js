@@ -15,7 +15,7 @@ export const Actions = ({ run, gone }) => {
   const over = ENDED.includes(run.status), path = `runs/${run.run_id}`;
   const send = async (verb, body, done) => {
     fail(null);
-    say("sent to the aggregator");
+    say(["extend", "delete", "stop-after-round"].includes(verb) ? "sent to the aggregator" : "saving…");
     try {
       const answer = await post(`${path}/${verb}`, body);
       const waits = (verb === "extend" || verb === "delete") && !(await outcome(answer.command));
@@ -29,7 +29,9 @@ export const Actions = ({ run, gone }) => {
   };
   const close = () => open(null);
   const item = (name, act, tone = "", disabled = false) => html`<li><button type="button" class=${`tool ${tone}`} disabled=${disabled} onClick=${(event) => {
-    event.target.closest("details").open = false;
+    const menu = event.target.closest("details");
+    menu.open = false;
+    menu.querySelector("summary").focus(); // a dialog gives the focus back to where it was
     act();
   }}>${name}</button></li>`;
   return html`

@@ -9,7 +9,7 @@ import { Icon, Refusal, Section, Table } from "./parts.js";
 const read = () => get("alerts");
 
 export const AlertsPage = ({ news }) => {
-  const { data, error } = useReading(read, news, [news.alerts, news.unseen]);
+  const { data, error } = useReading(read, news, [news.alerts, news.unseen, news.alert_changes]);
   document.title = "Alerts · Thinwire";
   if (error && !data) return html`<${Refusal} error=${error} />`;
   if (!data) return html`<p class="loading">Reading…</p>`;

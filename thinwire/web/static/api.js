@@ -33,7 +33,12 @@ const PATIENT_MS = 30_000; // for which a command is looked at
 export async function outcome(command) {
   const until = performance.now() + PATIENT_MS;
   while (performance.now() < until) {
-    const said = await get(`commands/${command}`);
+    let said = { done: null };
+    try {
+      said = await get(`commands/${command}`);
+    } catch (error) {
+      if (error.status && error.status < 500) throw error; // else the dashboard is away for a moment, and the command stays
+    }
     if (said.done) return said;
     if (said.done === false) throw new ApiError(409, said);
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
@@ -75,6 +80,11 @@ export const leave = () => {
   leaving = true;
 };
 
+const LONG = /\d{16}/;
+
+/** A whole number that this language cannot hold, such as a seed of 63 bits, stays the text that it was. */
+const exact = (key, value, context) => (Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? context.source : value);
+
 async function answer(response) {
   if (response.status === 401) {
     if (leaving) return new Promise(() => {});
@@ -82,7 +92,11 @@ async function answer(response) {
     location.assign(`${root}/login${here ? `?next=${here[1]}` : ""}`);
     return new Promise(() => {});
   }
-  const said = await response.json().catch(() => ({}));
+  let said = {};
+  try {
+    const text = await response.text();
+    said = JSON.parse(text, LONG.test(text) ? exact : undefined);
+  } catch { /* not JSON: the status says it */ }
   if (!response.ok) throw new ApiError(response.status, said);
   return said;
 }

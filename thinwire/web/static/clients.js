@@ -60,7 +60,7 @@ export const Clients = ({ run, page, shown }) => {
         { key: "late", title: "Late", right: true, cell: (c) => zero(c.late) },
         { key: "dropped", title: "Dropped", right: true, cell: (c) => zero(c.dropped) },
         { key: "failed", title: "Failed", right: true, cell: (c) => zero(c.failed) },
-        ...(feeds ? [{ key: "residual_ratio", title: "Residual ÷ change", right: true, cell: (c) => share(c.residual_ratio) }] : []),
+        ...(feeds ? [{ key: "residual_ratio", title: "Residual ÷ update", right: true, cell: (c) => share(c.residual_ratio) }] : []),
         { key: "payload_up", title: "Payload up", right: true, cell: (c) => bytes(c.payload_up) },
         ...(simulated ? [] : [{ key: "wire_up", title: "Wire up", right: true, cell: (c) => wired(c.wire_up, c.payload_up) }]),
         { key: "payload_down", title: "Payload down", right: true, cell: (c) => bytes(c.payload_down) },

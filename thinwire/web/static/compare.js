@@ -72,7 +72,7 @@ const Curves = ({ data, setName, placeOf, json }) => {
     <//>`;
 };
 
-const tick = (y) => String(+y.toPrecision(3));
+const tick = (y) => String(+y.toPrecision(6));
 
 const Numbers = ({ data, series, by }) => {
   const rounds = [...new Set(data.curves.flatMap((run) => run.points.map((p) => p.round)))].sort((a, b) => a - b);

@@ -121,7 +121,7 @@ const Assignments = ({ device }) => html`
     { title: "Examples", right: true, cell: (a) => (a.examples ? count(a.examples) : "–") },
     { title: "Steps", right: true, cell: (a) => a.steps || "–" },
     ...(device.assignments.some((a) => a.work_reason) ? [{ title: "Why so many", cell: (a) => a.work_reason || "–" }] : []),
-    ...(device.assignments.some((a) => a.residual_ratio !== null) ? [{ title: "Residual ÷ change", right: true, cell: (a) => share(a.residual_ratio) }] : []),
+    ...(device.assignments.some((a) => a.residual_ratio !== null) ? [{ title: "Residual ÷ update", right: true, cell: (a) => share(a.residual_ratio) }] : []),
     { title: "Payload up", right: true, cell: (a) => bytes(a.payload_up) },
     { title: "Wire up", right: true, cell: (a) => bytes(a.wire_up) },
     { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : speed(8 * a.up_bytes_s)) },

@@ -39,9 +39,10 @@ export const presence = (device, gone) => {
 /** Whether it counts as online: one that has missed a call is not offline yet. */
 export const isOnline = (device, gone) => ["online", "suspect"].includes(presence(device, gone));
 
-/** How long ago a device was last seen, counted on. */
-const Heard = ({ device }) => {
-  const now = useNow(true);
+/** How long ago a device was last seen, counted on: by `now`, or by a clock of its own. */
+const Heard = ({ device, now: given }) => {
+  const own = useNow(given === undefined);
+  const now = given ?? own;
   return device.last_seen_at ? `last seen ${ago(device.last_seen_at, now)}` : "";
 };
 
@@ -122,14 +123,20 @@ const brief = (device, task) => {
   return shown.map((t, i) => html`${i ? ", " : ""}<span class=${t.error ? "bad-text" : "tight"}>${t.name}${t.version ? ` ${t.version}` : ""}${t.error ? `: ${t.error}` : ""}</span>`);
 };
 
+const BESIDE = 60; // rows beside runs; the devices' own page has all
+
 /** The devices in short, beside runs. */
-export const DeviceTable = ({ devices, task, gone }) => html`
-  <${Table} label="Table of devices" rows=${devices} stacks="pairs" empty="no device has come yet" columns=${[
+export const DeviceTable = ({ devices, task, gone }) => {
+  const now = useNow(!gone);
+  return html`
+  ${devices.length > BESIDE && html`<p class="note">The first ${BESIDE} of ${count(devices.length)}: <a href=${link("devices")}>all devices</a>.</p>`}
+  <${Table} label="Table of devices" rows=${devices.slice(0, BESIDE)} stacks="pairs" empty="no device has come yet" columns=${[
     { title: "Device", cell: (d) => html`<${Name} device=${d} />` },
     { title: "State", cell: (d) => html`<${Presence} device=${d} gone=${gone} />` },
     { title: "Tasks", cell: (d) => brief(d, task) },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
     { title: "Last outcome", cell: (d) => html`<${Last} device=${d} />` },
-    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} />` : ago(d.disconnected_at ?? d.last_seen_at, serverNow())) },
+    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} now=${now} />` : ago(d.disconnected_at ?? d.last_seen_at, serverNow())) },
   ]} />`;
+};

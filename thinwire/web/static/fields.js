@@ -1,10 +1,11 @@
 // Fields of forms, and forms that show their result.
-import { html, useState } from "./dom.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
 import { Icon, Refusal } from "./parts.js";
 
-export const Field = ({ label, name, hint, first, ...rest }) => html`
+/** `value` is what stands in it at first: what a person types is not written over when the page is drawn again. */
+export const Field = ({ label, name, hint, first, value, ...rest }) => html`
   <label class="field"><span>${label}</span>
-    <input name=${name} required data-first=${first} aria-describedby=${hint ? `${name}-hint` : undefined} spellcheck=${false} ...${rest} />
+    <input name=${name} defaultValue=${value} required data-first=${first} aria-describedby=${hint ? `${name}-hint` : undefined} spellcheck=${false} ...${rest} />
     ${hint && html`<small id=${`${name}-hint`} class="faint">${hint}</small>`}</label>`;
 
 export const Choice = ({ label, name, options, value }) => html`
@@ -38,6 +39,8 @@ export const Form = ({ label, button, send, cancel, children }) => {
 /** A button whose second click confirms; `act` throws a refusal, which is shown beside it. */
 export const Twice = ({ label, word, act, bad }) => {
   const [now, setNow] = useState({ step: "idle" });
+  const keep = useRef(null);
+  useEffect(() => now.step === "confirm" && keep.current?.focus(), [now.step]);
   const go = async () => {
     setNow({ step: "sent" });
     try {
@@ -53,5 +56,5 @@ export const Twice = ({ label, word, act, bad }) => {
   }
   return html`<span class="confirm" role="group" aria-label=${`${label}?`}>
     <button type="button" class=${`tool ${bad ? "bad" : "go"}`} disabled=${now.step === "sent"} onClick=${go}>${word}</button>
-    <button type="button" class="tool" onClick=${() => setNow({ step: "idle" })}>Keep</button></span>`;
+    <button type="button" class="tool" ref=${keep} onClick=${() => setNow({ step: "idle" })}>Keep</button></span>`;
 };

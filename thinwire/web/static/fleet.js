@@ -61,7 +61,7 @@ const Pending = ({ devices, decide }) => {
   const [all, setAll] = useState(false);
   const shown = all ? devices : devices.slice(0, CARDS);
   return html`
-    <${Section} id="pending" title="To be approved" aside="They are answered nothing but that they wait.">
+    <${Section} id="pending" title="To be approved" aside="Each device is told only that it waits for approval.">
       <ul class="cards">
         ${shown.map((d) => html`
           <li key=${d.device}>

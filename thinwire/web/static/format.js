@@ -41,11 +41,13 @@ export const metric = (value) => (value === null || value === undefined ? "–" 
 export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const YEAR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
 export const clock = (at) => (at ? CLOCK.format(at * 1000) : "–");
 
-export const moment = (at) => (at ? DAY.format(at * 1000) : "–");
+/** The day and the time, with the year where it is another one. */
+export const moment = (at) => (at ? (new Date(at * 1000).getFullYear() === new Date().getFullYear() ? DAY : YEAR).format(at * 1000) : "–");
 
 /** The time of day, with its day where that is not today. */
 export const when = (at, now) => (at && now - at < 43200 ? CLOCK.format(at * 1000) : moment(at));

@@ -36,7 +36,7 @@ const Theme = () => {
 };
 
 const LINK_STATE = {
-  lost: ["bad", "page's server unreachable"],
+  lost: ["bad", "dashboard not reachable"],
   gone: ["bad", "aggregator gone"],
   running: ["good", "live"],
   unknown: ["good", "live"],
@@ -83,8 +83,8 @@ export const Gone = ({ news, matters }) => {
     <div class="notice bad" role="alert">
       <${Icon} name="alert" />
       <div>
-        <strong>${news.reached ? `The aggregator is not running${news.down_since ? ` since ${when(news.down_since, serverNow())}` : ""}.` : "The aggregator is gone, and this page's server with it."}</strong>
-        <p>Nothing is lost: runs go on where they were when it is started again.${since} This page comes back by itself.</p>
+        <strong>${news.reached ? `The aggregator is not running${news.down_since ? ` since ${when(news.down_since, serverNow())}` : ""}.` : "This browser gets no news from the dashboard."}</strong>
+        <p>${news.reached ? "Nothing is lost: runs go on where they were when it is started again." : "The aggregator is gone, and this page's server with it; or this browser does not reach it; or one person has the dashboard open in more than eight browsers. Runs go on where they were."}${since} This page comes back by itself.</p>
         ${start ? html`<${Command} text=${start} />` : html`<p>An operator starts it again, on its machine.</p>`}
       </div>
     </div>`;

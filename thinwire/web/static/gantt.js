@@ -19,7 +19,7 @@ export const Gantt = ({ round, buffered, still }) => {
   const since = round.turn_at ?? round.opened_at; // null: it was selected ahead, and its time does not run yet
   const length = Math.max(0.05, open ? now - since : round.seconds);
   const deadline = round.deadline_s + round.missed_s; // it moves on with the run's clock, which stood still while nobody was there
-  const last = Math.max(length, ...round.updates.flatMap((u) => u.stretches.map((s) => s.end_s)));
+  const last = round.updates.reduce((most, u) => u.stretches.reduce((later, s) => Math.max(later, s.end_s), most), length); // of thousands of clients: no call takes so many arguments
   const wide = Math.min(last, length * FAR);
   const content = open ? STEP ** Math.ceil(Math.log(wide) / Math.log(STEP)) : wide; // in steps, so that not every row is drawn at every tick
   const near = !buffered && round.turn_at !== null && deadline <= content * NEAR; // of a buffer each assignment has its own
@@ -59,7 +59,7 @@ export const Gantt = ({ round, buffered, still }) => {
         ${!drawn.has("work") && round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>delivered, at work</li>`}
         ${round.downtimes.length > 0 && html`<li><i class="swatch away"></i>downtime</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
-        <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "nothing goes on since then"}</li>
+        <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "the aggregator stopped here"}</li>
       </ul>
       ${codes.map((code) => html`<p class="note"><b>${code}</b>: ${DROPS[code]}.</p>`)}
     </div>`;

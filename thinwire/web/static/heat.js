@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./dom.js";
 import { count, plural } from "./format.js";
 import { isDark, onThemeChange } from "./frame.js";
 import { useReading } from "./live.js";
-import { OUTCOMES, Switch } from "./parts.js";
+import { OUTCOMES, Refusal, Switch } from "./parts.js";
 import { useQuery } from "./query.js";
 
 export const MAX_BARS = 200; // clients of a round that bars can show
@@ -19,11 +19,12 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 export const HeatMap = ({ run, rounds, number, pick }) => {
   const [by, setBy] = useQuery("heat", "outcome");
   const [from, to, closed] = [rounds[0]?.round ?? 1, rounds.at(-1)?.round ?? 1, rounds.findLast((r) => r.reason)?.round];
-  const { data } = useReading(() => get(`runs/${run.run_id}/heat?from=${from}&to=${to}`), {}, [run.run_id, from, to, closed]);
+  const { data, error } = useReading(() => get(`runs/${run.run_id}/heat?from=${from}&to=${to}`), {}, [run.run_id, from, to, closed]);
   const [at, setAt] = useState(null);
-  if (!data?.rows.length) return data ? null : html`<p class="loading">Reading…</p>`;
+  if (!data?.rows.length) return error ? html`<${Refusal} error=${error} />` : data ? null : html`<p class="loading">Reading…</p>`;
   const each = Math.max(...data.rows.map((row) => row.clients));
-  const cell = at && { ...at, row: data.rows[at.y], round: data.rounds[at.x] };
+  const here = at && data.rows[at.y] && at.x < data.rounds.length; // a map that was read again may have fewer
+  const cell = here ? { ...at, row: data.rows[at.y], round: data.rounds[at.x] } : null;
   return html`
     <figure class="heat">
       <figcaption><b>Rounds ${count(data.rounds[0])} to ${count(data.rounds.at(-1))} by ${plural(data.clients, "client")}</b>

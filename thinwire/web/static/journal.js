@@ -45,7 +45,10 @@ const useEvents = (id, on) => {
       if (!complete) return; // the read shows them
       const more = fresh;
       fresh = [];
-      setState((old) => ({ events: [...(old.events ?? []), ...more].slice(-KEPT), error: null }));
+      setState((old) => {
+        const known = new Set((old.events ?? []).map((one) => one.id)); // the answer of a read may have them already
+        return { events: [...(old.events ?? []), ...more.filter((one) => !known.has(one.id))].slice(-KEPT), error: null };
+      });
     };
     const read = async () => {
       clearTimeout(rereading);

@@ -73,7 +73,7 @@ const Large = ({ name, run, rounds, by }) => {
   return html`
     <div class="controls large"><${Switch} label="Smoothing" name="smooth" value=${String(share)} choose=${setSmooth} options=${SMOOTHING.map(([value, word]) => [value, `${word === "none" ? "no" : word} smoothing`])} />
       <label class=${log ? "chip chosen" : "chip"}><input type="checkbox" checked=${Boolean(log)} onChange=${() => setLog(log ? "" : "1")} />log scale</label></div>
-    <${RunChart} label=${last === null ? `${name}: nothing measured yet` : `${name} over ${by.word}: ${metric(last)} at last; its numbers are in the table`} series=${series} showX=${by.show} show=${short} whole=${by === AXES.rounds} log=${Boolean(log)} read=${setAt} />
+    <${RunChart} label=${last === null ? `${name}: nothing measured yet` : `${name} over ${by.word}: ${metric(last)} at last; its numbers are in the table`} series=${series} showX=${by.show} show=${tick} whole=${by === AXES.rounds} log=${Boolean(log)} read=${setAt} />
     <ul class="readings" aria-label=${at === null ? "Latest value" : `Value at ${by.show(at)}`}>${series.map((one) => html`
       <li key=${one.name}><${Mark} place=${one.place} faint=${one.faint} /><span>${one.faint ? "as measured" : one.name}</span> <b>${metric(valueAt(one.points, at))}</b></li>`)}
       <li class="faint">${at === null ? "latest" : `at ${by.show(at)}`}</li></ul>`;
@@ -89,8 +89,7 @@ const smoothed = (points, share) => {
   });
 };
 
-const short = (y) => String(+y.toPrecision(3));
-const tick = (y) => String(+y.toFixed(3));
+const tick = (y) => String(+y.toPrecision(6)); // close marks differ
 
 const measured = (name, run, rounds, by) => {
   const before = run.metrics0[name] === undefined ? [] : [point(0, 0, run.metrics0[name], run.spread0[name])];

@@ -5,7 +5,7 @@ const AGAIN_MS = 1000;
 const ports = new Set(); // of visible tabs
 let source = null;
 let timer = 0;
-let last = null; // the last news, for a tab that comes later
+let last = null; // the last news and when they came, for a tab that comes later
 
 const tell = (said) => ports.forEach((port) => port.postMessage(said));
 
@@ -14,8 +14,8 @@ const listen = () => {
   if (source || !ports.size) return;
   source = new EventSource("../api/v1/live");
   source.addEventListener("news", (event) => {
-    last = JSON.parse(event.data);
-    tell(last);
+    last = { said: JSON.parse(event.data), at: Date.now() };
+    tell(last.said);
   });
   source.onerror = () => {
     stop();
@@ -35,7 +35,7 @@ self.onconnect = (event) => {
   port.onmessage = ({ data }) => {
     if (data.visible) {
       ports.add(port);
-      if (last) port.postMessage(last);
+      if (last) port.postMessage({ ...last.said, now: last.said.now + (Date.now() - last.at) / 1000 });
     } else {
       ports.delete(port);
     }

@@ -16,7 +16,7 @@ export const setServerNow = (now) => {
  * visible. Without shared workers (Chrome on Android) the tab has a stream of its own. */
 const follow = (news) => {
   if (typeof SharedWorker !== "undefined") {
-    const { port } = new SharedWorker(link("static/live-worker.js"), { name: link("") });
+    const { port } = new SharedWorker(new URL(link("static/live-worker.js"), location.href)); // a name of its own would make one for each page
     port.onmessage = ({ data }) => news(data);
     return (visible) => port.postMessage({ visible });
   }

@@ -148,7 +148,8 @@ const Upload = ({ done }) => {
 const PlanState = ({ plan, gone, problems }) => {
   const [sent, setSent] = useState({ state: "idle", error: null });
   const wrong = problems.filter((one) => !one.unfilled);
-  const ready = may("operator") && plan.checked?.ok && !plan.busy && !gone && sent.state !== "sent";
+  const ready = may("operator") && plan.checked?.ok && !plan.busy && !gone && !["sent", "waits"].includes(sent.state);
+  useEffect(() => setSent({ state: "idle", error: null }), [plan.values]); // another plan
   const start = async () => {
     setSent({ state: "sent", error: null });
     try {

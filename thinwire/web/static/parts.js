@@ -97,7 +97,7 @@ export const Section = ({ id, title, aside, table, setTable, csv, json, children
       <div class="aside">${aside}</div>
       <div class="tools">
         ${setTable && html`
-          <button type="button" class="tool" aria-pressed=${table} onClick=${() => setTable(!table)}
+          <button type="button" class="tool" onClick=${() => setTable(!table)}
             title=${table ? "Show the chart" : "Show the numbers"}>
             <${Icon} name=${table ? "chart" : "table"} />${table ? "Chart" : "Table"}
           </button>`}
@@ -123,7 +123,7 @@ export const Heading = ({ column, sort, up, order }) => {
 export const Table = ({ label, columns, rows, empty, rowClass, stacks, keyOf, sorted }) => html`
   ${sorted && stacks && html`<p class="order"><label>Sort by <select value=${sorted.sort} onChange=${(event) => sorted.order(event.target.value)}>
     ${columns.map((c) => html`<option value=${c.key}>${c.title}</option>`)}</select></label>
-    <button type="button" class="tool" aria-label=${sorted.up ? "rising; turn" : "falling; turn"} onClick=${() => sorted.order(sorted.sort)}>${sorted.up ? "▲" : "▼"}</button></p>`}
+    <button type="button" class="tool" aria-label=${sorted.up ? "sorted from the lowest; reverse the order" : "sorted from the highest; reverse the order"} onClick=${() => sorted.order(sorted.sort)}>${sorted.up ? "▲" : "▼"}</button></p>`}
   <div class=${stacks === true ? "scroll tall" : "scroll"} tabindex="0" role="region" aria-label=${label}>
     <table class=${stacks === "pairs" ? "stack pairs" : stacks ? "stack" : ""} role="table">
       <thead role="rowgroup"><tr role="row">${columns.map((c) => (sorted ? html`<${Heading} key=${c.key} column=${c} ...${sorted} />` : html`<th scope="col" role="columnheader" class=${c.right ? "right" : ""}>${c.title}</th>`))}</tr></thead>
@@ -141,18 +141,18 @@ export const Table = ({ label, columns, rows, empty, rowClass, stacks, keyOf, so
 
 /** Copies `text`, and says so. */
 export const Copy = ({ text, label }) => {
-  const [copied, setCopied] = useState(false);
+  const [said, setSaid] = useState("");
   const timer = useRef(0);
   useEffect(() => () => clearTimeout(timer.current), []);
   const copy = async () => {
-    await navigator.clipboard?.writeText(text).catch(() => {});
-    setCopied(true);
-    timer.current = setTimeout(() => setCopied(false), 1500);
+    const done = navigator.clipboard ? await navigator.clipboard.writeText(text).then(() => true, () => false) : false; // there is none without TLS
+    setSaid(done ? "copied" : "not copied: select the text");
+    timer.current = setTimeout(() => setSaid(""), 1500);
   };
   return html`
     <button type="button" class="tool" onClick=${copy} aria-label=${label || `Copy: ${text}`}>
-      <${Icon} name=${copied ? "check" : "copy"} /><span aria-live="polite">${copied ? "copied" : "copy"}</span>
-    </button>`;
+      <${Icon} name=${said === "copied" ? "check" : "copy"} /><span>${said || "copy"}</span>
+    </button><span class="unseen" role="status">${said}</span>`;
 };
 
 /** A command to paste. */

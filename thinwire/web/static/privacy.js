@@ -43,7 +43,7 @@ export const Privacy = ({ run, opened, rounds, spent, news }) => {
     <//>`;
 };
 
-const tick = (y) => String(+y.toPrecision(3));
+const tick = (y) => String(+y.toPrecision(6));
 
 /** An epsilon with three digits, never below its value. */
 const up = (value) => {

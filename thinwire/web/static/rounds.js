@@ -5,22 +5,24 @@ import { seconds, share } from "./format.js";
 import { Gantt, STAGES } from "./gantt.js";
 import { HeatMap, MAX_BARS } from "./heat.js";
 import { useRounds } from "./roundtable.js";
-import { stoodStill } from "./live.js";
-import { Because, Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
+import { Because, Icon, Outcome, Section, Table, reasonOf, restarted } from "./parts.js";
 import { useTable } from "./query.js";
 import { NotKnown, Phases } from "./secure.js";
 import { Went } from "./went.js";
 
 const SHOWN = 60; // rounds in the strip at once
+const MOST_ROWS = 200; // of a table, which a browser draws at once
 const NAMED = 8; // clients that are named with the reason why they are not selected
 
-export const Rounds = ({ run, opened, rounds, round, worst, news, chosen, choose, error }) => {
+export const Rounds = ({ run, opened, rounds, round, worst, news, still, chosen, choose }) => {
   const [table, setTable] = useTable("gantt");
   const last = opened;
   const newest = (rounds.find((r) => !r.reason) ?? rounds.at(-1)).round; // the round that takes replies; rounds after it may have assignments already
   const number = Math.min(last, Math.max(1, Number.parseInt(chosen, 10) || newest));
   const first = Math.max(1, Math.min(last - SHOWN + 1, number - SHOWN / 2));
   const strip = useRounds(run, rounds, first, Math.min(last, first + SHOWN - 1), news);
+  const drawn = useRef([]); // while the rounds around another one are read, those that were there stay, and the focus with them
+  drawn.current = strip.rows ?? drawn.current;
   const pick = (n) => {
     const found = n === null ? newest : Math.min(last, Math.max(1, n));
     choose(found === newest ? null : String(found));
@@ -31,9 +33,8 @@ export const Rounds = ({ run, opened, rounds, round, worst, news, chosen, choose
     <${Section} id="rounds" title=${`Round ${number}`} table=${table} setTable=${setTable} wide
       aside=${html`<${Steps} number=${number} last=${last} following=${chosen === null} pick=${pick} />`}
       csv=${link(`api/v1/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/v1/runs/${run.run_id}/rounds/${number}`)}>
-      <${Strip} rounds=${strip.rows ?? []} last=${last} number=${number} pick=${pick} />
-      ${error && !shown ? html`<${Refusal} error=${error} />` : null}
-      ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${stoodStill(news)} />`}${table ? html`<${Assignments} round=${shown} />` : html`${shown.updates.length + shown.late_aggregated.length > MAX_BARS && html`<${HeatMap} run=${run} rounds=${strip.rows ?? []} number=${number} pick=${pick} />`}<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
+      <${Strip} rounds=${drawn.current} last=${last} number=${number} pick=${pick} />
+      ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${still} />`}${table ? html`<${Assignments} round=${shown} />` : html`${shown.updates.length + shown.late_aggregated.length > MAX_BARS && html`<${HeatMap} run=${run} rounds=${strip.rows ?? []} number=${number} pick=${pick} />`}<${Gantt} round=${shown} buffered=${buffered} still=${still} />`}<${AssignedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
       ${worst?.length > 1 && html`<${Worst} rounds=${worst} number=${number} pick=${pick} />`}
     <//>`;
@@ -78,16 +79,19 @@ const Strip = ({ rounds, last, number, pick }) => {
   const moved = useRef(false);
   useEffect(() => {
     const current = box.current?.querySelector('[aria-pressed="true"]');
-    if (moved.current) current?.focus();
-    else if (box.current && current) box.current.scrollLeft = current.offsetLeft - box.current.clientWidth / 2;
+    if (!current) return;
+    if (moved.current) current.focus();
+    else box.current.scrollLeft = current.offsetLeft - box.current.clientWidth / 2;
     moved.current = false;
-  }, [number, rounds.length]);
+  }, [number, rounds.length, rounds[0]?.round]);
   const key = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -last, End: last }[event.key];
     if (!step) return;
     event.preventDefault();
+    const next = Math.min(last, Math.max(1, number + step));
+    if (next === number) return; // else the next round that opens would take the focus
     moved.current = true;
-    pick(number + step);
+    pick(next);
   };
   return html`
     <div class="strip" ref=${box} role="group" aria-label="Rounds, as high as they were long" onKeyDown=${key}>
@@ -128,17 +132,18 @@ const Codecs = ({ round, plan }) => (plan.secure?.enabled
   : html`Codec <code>${round.codec}</code>.`);
 
 const Assignments = ({ round }) => html`
-  <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
+  <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated].slice(0, MOST_ROWS)} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
     { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}><${Because} reason=${reasonOf(u)} />${restarted(u)}<//>` },
     ...STAGES.filter((stage) => stage !== "redelivery" && stage !== (round.updates.some((u) => u.not_known) ? "unaccounted" : "work")).map((stage) => ({ title: stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },
-    { title: "Residual ÷ change", right: true, cell: (u) => share(u.residual_ratio) },
+    { title: "Residual ÷ update", right: true, cell: (u) => share(u.residual_ratio) },
     { title: "Payload up", right: true, cell: (u) => `${u.payload_up} B` },
     { title: "Requests", right: true, cell: (u) => u.requests || "–" },
   ]} />
+  ${round.updates.length + round.late_aggregated.length > MOST_ROWS && html`<p class="note">The first ${MOST_ROWS}; the CSV has all ${round.updates.length + round.late_aggregated.length}.</p>`}
   <${NotKnown} rows=${round.updates} columns="download to commit, Examples, Steps, Norm and Residual" />`;
 
 const took = (update, stage) => {

@@ -33,8 +33,9 @@ export const RunPage = ({ id, news }) => {
     const due = now.clients !== clients || performance.now() - now.at > CLIENTS_MS;
     const look = (old) => get(address(id, old, Math.max(0, Number.parseInt(chosen, 10) || 0), due ? clients : null));
     let found = await look(now.view);
-    if (now.view && now.view.run.notes.join() !== found.run.notes.join()) found = await look(null); // more rounds leave a note, and another plan
-    const view = merge(now.view, found);
+    const other = now.view && (now.view.run.run_id !== found.run.run_id || now.view.run.notes.join() !== found.run.notes.join());
+    if (other) found = await get(address(id, null, Math.max(0, Number.parseInt(chosen, 10) || 0), clients)); // "latest" is another run now, or it got more rounds and another plan
+    const view = merge(other ? null : now.view, found);
     known.current = { view, clients, at: due ? performance.now() : now.at, stale: !due };
     const early = view.opened && view.run.status !== "waiting" ? {} : { devices: await get("devices"), service: await get("service") };
     return { ...view, ...early };
@@ -52,9 +53,11 @@ export const RunPage = ({ id, news }) => {
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const { run, opened, rounds, devices, service } = data;
   const gone = news.aggregator === "gone" || !news.reached;
+  const still = run.source === "sim" && news.reached ? null : stoodStill(news); // a simulation needs no aggregator
   return html`
     <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
-    <${Head} run=${run} rounds=${rounds} still=${stoodStill(news)} gone=${gone} />
+    ${error && news.reached && html`<${Refusal} error=${error} />`}
+    <${Head} run=${run} rounds=${rounds} still=${still} gone=${gone} />
     ${run.status === "waiting" || (!opened && !ENDED.includes(run.status))
       ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${gone} />` : null}
     ${opened ? html`
@@ -63,10 +66,10 @@ export const RunPage = ({ id, news }) => {
         <${Bytes} ...${data} news=${news} />
       </div>
       ${measures(run) && run.privacy && html`<${Privacy} ...${data} news=${news} />`}` : null}
-    ${below && html`<${Below} data=${data} news=${news} shown=${shown} chosen=${chosen} choose=${choose} error=${error} />`}`;
+    ${below && html`<${Below} data=${data} news=${news} still=${still} shown=${shown} chosen=${chosen} choose=${choose} />`}`;
 };
 
-const Below = ({ data, news, shown, chosen, choose, error }) => {
+const Below = ({ data, news, still, shown, chosen, choose }) => {
   const { run, opened, clients } = data;
   return html`
     ${opened ? html`
@@ -76,7 +79,7 @@ const Below = ({ data, news, shown, chosen, choose, error }) => {
           <${Spent} stages=${run.stages} />
           <${Went} went=${run} />
         <//>`}
-      <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
+      <${Rounds} ...${data} news=${news} still=${still} chosen=${chosen} choose=${choose} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
     ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} rounds=${data.rounds} />`}
     ${clients?.total ? html`<${Clients} run=${run} page=${clients} shown=${shown} />` : null}
@@ -93,13 +96,13 @@ const Head = ({ run, rounds, still, gone }) => {
   return html`
     <div class="head">
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
-      <${Status} status=${run.status} />
+      <span aria-live="polite"><${Status} status=${run.status} /></span>
       ${run.name && html`<b>${run.name}</b>`}<${TagList} tags=${[...run.tags, ...(run.archived_at ? ["archived"] : [])]} />
       ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}
       ${may("operator") && COMMANDS[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${RunCommand} key=${verb} id=${run.run_id} verb=${verb} gone=${gone && run.source === "devices"} />`)}
       ${may("operator") && html`<${Actions} run=${run} gone=${gone} />`}
     </div>
-    <p class="sentence" aria-live="polite">${run.sentence}</p>
+    <p class="sentence">${run.sentence}</p>
     ${run.warning && html`<div class="notice bad" role="alert"><${Icon} name="alert" /><div><strong>${run.warning}</strong></div></div>`}
     ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
     <${Progress} run=${run} open=${open} now=${now} />
@@ -144,20 +147,22 @@ const NOBODY = "The aggregator is not running";
 
 /** A second click confirms a stop, because it is final. */
 const RunCommand = ({ id, verb, gone }) => {
-  const [state, setState] = useState("idle");
+  const [{ state, error }, setNow] = useState({ state: "idle", error: null });
+  const setState = (next) => setNow({ state: next, error: null });
+  const keep = useRef(null);
+  useEffect(() => state === "confirm" && keep.current?.focus(), [state]);
   const name = verb[0].toUpperCase() + verb.slice(1);
   const command = async () => {
     setState("sent");
-    await post(`runs/${id}/${verb}`).then(() => setState("left"), (error) => setState(error.message || "the command was not taken"));
+    await post(`runs/${id}/${verb}`).then(() => setState("left"), (refused) => setNow({ state: "idle", error: refused }));
   };
   if (state === "left") return html`<span class="faint" role="status">command to ${verb} sent</span>`;
   if (state === "confirm" || (state === "sent" && verb === "stop")) {
     return html`<span class="confirm" role="group" aria-label="Stop this run?">Stop this run?
       <button type="button" class="tool bad" disabled=${state === "sent"} onClick=${command}>Stop</button>
-      <button type="button" class="tool" onClick=${() => setState("idle")}>Keep</button></span>`;
+      <button type="button" class="tool" ref=${keep} onClick=${() => setState("idle")}>Keep</button></span>`;
   }
-  if (state !== "idle" && state !== "sent") return html`<span class="bad-text" role="alert">${state}</span>`;
-  return html`<button type="button" class="tool" disabled=${gone || state === "sent"} title=${gone ? NOBODY : ""} onClick=${verb === "stop" ? () => setState("confirm") : command}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
+  return html`${error && html`<${Refusal} error=${error} />`}<button type="button" class="tool" disabled=${gone || state === "sent"} title=${gone ? NOBODY : ""} onClick=${verb === "stop" ? () => setState("confirm") : command}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
 };
 
 const USED = /^waiting for devices that .* uses?:/; // by other runs

@@ -54,8 +54,9 @@ export const RunsPage = ({ news }) => {
   const toggle = (id) => setPick((picked.includes(id) ? picked.filter((one) => one !== id) : [...picked, id]).join(","));
   return html`
     <${Gone} news=${news} matters />
+    ${error && news.reached && html`<${Refusal} error=${error} />`}
     <div class="head"><h1>Runs</h1>
-      <p class="sentence small">${summary(list.statuses, all, devices, online)}</p>
+      <p class="sentence small">${archived ? `${plural(all, "run")} in the archive.` : summary(list.statuses, all, devices, online)}</p>
       ${may("operator") && html`<a class="tool go" href=${link("new")}><${Icon} name="plus" />New run</a>`}</div>
     ${all || archived ? html`
       <${Section} id="runs" title=${archived ? "Archived runs" : "All runs"} aside=${html`<span role="status">${found(list, q, chosen)}</span>`} csv=${link(`api/v1/run-list.csv?${matching}`)} json=${link(`api/v1/run-list?${query}`)}>

@@ -4,7 +4,7 @@ const MAX_POINTS = 800; // of a curve, until a thinner one is read
 
 /** The address of the next view, after `old`, with the chosen round (0: the one that takes replies); `clients` names a page of them. */
 export const address = (id, old, round, clients) => {
-  const since = !old || old.points.length > MAX_POINTS ? 0 : old.change;
+  const since = !old || Math.max(old.points.length, old.spent.length) > MAX_POINTS ? 0 : old.change;
   const held = old?.round?.round ?? 0;
   return `runs/${id}/view?since=${since}&round=${round}&held=${held}${clients === null ? "" : `&${clients}`}`;
 };

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.support.lattices import drawn, summed
 from tests.support.scripted_rng import ScriptedRng
-from thinwire.aggregation import private_lattice
+from thinwire.aggregation import codecs, private_lattice
 from thinwire.aggregation.lattice import BadSum, Points
 from thinwire.aggregation.plan_codecs import lattice_of, noised_dimensions
 from thinwire.aggregation.private_lattice import NotRounded, PrivateLattice
@@ -198,3 +198,19 @@ def test_an_aggregator_that_names_another_number_of_clients_or_another_clip_gets
 def test_a_smaller_support_gets_noise_on_fewer_coordinates() -> None:
     whole, part = (noised_dimensions(plan_of(support=support), 200_000) for support in (1.0, 0.1))
     assert (whole, part) == (262_144, 32_768)
+
+
+@pytest.mark.parametrize("clip", [5.2e-318, 2.0**-61, 2.0**61])
+def test_a_clip_that_float32_cannot_bound_is_refused(clip: float) -> None:
+    """With a denormal clip the clipped norm was off by a third: whether the rounding failed told of one update."""
+    plan = plan_of()
+    made = RunPlan.from_json({**plan.to_json(), "privacy": {**plan.to_json()["privacy"], "clip": clip}})
+    with pytest.raises(ValueError, match="is not between"):
+        lattice_of(made, SIZE, SecureWork(CLIENTS, 0, clip), "run-identity")
+    assert any(f"clip = {clip}" in refused.what for refused in made.check(codecs))
+
+
+def test_the_squared_norm_of_the_largest_coordinates_is_exact() -> None:
+    most = lattice().terms.most
+    lanes = np.full(1 << 18, most, np.uint32)
+    assert private_lattice._squared(lanes) == (1 << 18) * most**2 > 2**61

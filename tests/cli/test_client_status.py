@@ -121,7 +121,8 @@ def test_the_owner_sees_what_the_policy_demands_of_private_rounds_and_of_work(th
 
 def test_every_key_of_the_policy_is_shown_if_it_is_not_the_default(thinwire, home):
     other = {"tasks": ["t"], "kinds": ["train"], "secure": "required", "adversary": "malicious", "privacy": ["local"],
-             "hours": "22:00-06:00", "hours_end_work": False, "metered": "refuse", "link": "metered",
+             "post_quantum": "required", "hours": "22:00-06:00",
+             "hours_end_work": False, "metered": "refuse", "link": "metered",
              "power": "mains", "max_corrupt_assumed": 0.5, "max_delta": 0.5}  # fmt: skip
     values = {key: other.get(key, 3) for key in Policy.model_fields}
     folder = client_home(home, "pi-03")

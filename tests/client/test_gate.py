@@ -40,6 +40,7 @@ FORBIDS: dict[str, tuple[Policy, dict[str, Any]]] = {
     "max_corrupt_assumed": (Policy(max_corrupt_assumed=0.1), {}),
     "min_cohort": (Policy(min_cohort=3), {}),
     "min_survivors": (Policy(min_survivors=3), {}),
+    "post_quantum": (Policy(post_quantum="required"), {}),
     "privacy": (Policy(privacy=["central"]), {}),
     "max_epsilon": (Policy(max_epsilon=1.0), {}),
     "min_noise": (Policy(min_noise=1.0), {}),

@@ -226,6 +226,28 @@ def test_no_more_epsilon_is_spent_than_the_owner_allows(privacy, after, rule):
 
 
 @pytest.mark.parametrize(
+    ("own", "is_declined"),
+    [
+        ({}, True),
+        ({"adversary": "malicious"}, True),
+        ({"adversary": "curious", "max_corrupt_assumed": 0.1}, True),
+        ({"adversary": "malicious", "max_corrupt_assumed": 0.0}, True),
+        ({"adversary": "malicious", "max_corrupt_assumed": 0.1}, False),
+    ],
+)
+def test_an_epsilon_that_counts_on_the_noise_of_others_needs_a_bound_on_those_that_are_invented(own, is_declined):
+    secure = {"enabled": True, "adversary": "malicious", "max_corrupt": 0.2}
+    made = plan(privacy={"mode": "distributed"}, secure=secure)
+    found = rule_of(Policy(max_epsilon=4.0, **own), made, replace(FACTS, epsilon_after=1.0))
+    assert (found == "max_epsilon") == is_declined
+
+
+@pytest.mark.parametrize(("secure", "rule"), [({"post_quantum": False}, "post_quantum"), ({"post_quantum": True}, "")])
+def test_the_owner_demands_masks_that_a_quantum_computer_does_not_open(secure, rule):
+    assert rule_of(Policy(post_quantum="required"), plan(secure={"enabled": True, **secure})) == rule
+
+
+@pytest.mark.parametrize(
     ("privacy", "took_part", "rule"),
     [
         ({"mode": "off"}, 0, "max_participations"),

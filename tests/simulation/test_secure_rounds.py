@@ -121,3 +121,15 @@ def test_clients_that_are_evicted_between_rounds_stay_in_memory_in_the_middle_of
     evicted = run(SECURE)
     assert [row.reason for row in evicted.rounds] == ["all"] * 4
     assert evicted.series("loss")[:3] == pytest.approx(hidden.series("loss")[:3], rel=0.02)
+
+
+def test_the_metric_of_the_only_client_with_test_data_is_not_recorded() -> None:
+    """Its sum would be that client's own value."""
+
+    def data(client: ClientInfo) -> Split:
+        whole = examples()
+        return Split(whole, whole if client.partition == 2 else None)
+
+    lonely = run(SECURE, data=data)
+    assert [row.reason for row in lonely.rounds] == ["all"] * 4
+    assert all(not row.metrics for row in lonely.rounds)

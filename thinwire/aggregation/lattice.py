@@ -47,6 +47,7 @@ from thinwire.compression.native import each_of, require_writable, threads
 from thinwire.compression.rotation import MAX_BLOCK, MIN_BLOCK
 from thinwire.compression.vector_ops import require_finite
 from thinwire.core.errors import NonFiniteUpdate
+from thinwire.core.privacy_numbers import CLIP_RANGE
 from thinwire.core.prng import Key, SecretRng, word32
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ OUTSIDE = 0.01  # probability that an evenly spread vector of norm `clip` has a 
 CHECK_BITS = 64  # a sum with a wrong mask is found with a probability of 1 - 2^-64 by its check lanes
 LARGEST_BITS = 16  # a coordinate that does not fit the grid is still below 2^31 steps
 MAX_WIDTH = 32
-CLIP_RANGE = (2.0**-60, 2.0**60)  # steps and places are far from the ends of float32
 TOLERANCE = 2.0**-20  # a coordinate so little outside the grid was inside it before float32 rounded; it becomes A
 GROUP = 4  # blocks that a thread takes at once
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.lattice import Lattice, Points
 from thinwire.core.errors import NonFiniteUpdate
-from thinwire.core.privacy_numbers import padded_dimensions, squared_sensitivity
+from thinwire.core.privacy_numbers import CLIP_RANGE, padded_dimensions, squared_sensitivity
 
 if TYPE_CHECKING:
     from thinwire.aggregation.lattice_window import Lanes
@@ -144,6 +144,10 @@ class PrivateTerms:
     noise: NoisePlan
     weight_max: int = field(default=1, init=False)  # all clients count the same
 
+    def __post_init__(self) -> None:
+        if not CLIP_RANGE[0] <= self.clip <= CLIP_RANGE[1]:  # a quotient of denormals would be off by a third
+            raise ValueError(f"clip = {self.clip} is not between 2^-60 and 2^60")
+
     @property
     def width(self) -> int:
         """Return the bits of a lane, by `core.privacy_numbers.width_for`."""
@@ -151,8 +155,11 @@ class PrivateTerms:
 
     @property
     def most(self) -> int:
-        """Return an integer that no coordinate reaches: the norm bounds the coordinates, and nothing is cut off."""
-        return 1 << 30
+        """Return an integer that no coordinate reaches: the norm bounds the coordinates, and nothing is cut off.
+
+        The squares of a chunk of such integers add up to less than 2^63, so their sum is exact.
+        """
+        return 1 << 22
 
 
 class PrivateLattice(Lattice):

@@ -57,6 +57,11 @@ class Policy(Section):
     min_survivors: Count | None = Field(
         default=None, description="least [secure] min_survivors, the clients in a sum; a plan without masks is declined"
     )
+    post_quantum: Literal["any", "required"] = Field(
+        default="any",
+        description="required declines masks without [secure] post_quantum = true: who records messages now, the "
+        "aggregator too, could read them with a quantum computer later; a plan without masks is declined",
+    )
     privacy: Annotated[list[Mode], Field(min_length=1)] | None = Field(
         default=None,
         description="the values of [privacy] mode that are private enough; left out: all, off among them. In "
@@ -65,7 +70,8 @@ class Policy(Section):
     max_epsilon: Positive | None = Field(
         default=None,
         description="most epsilon that this device's data may have spent after an assignment, over all runs, by the "
-        "device's own ledger; a plan without privacy is declined",
+        "device's own ledger; a plan without privacy is declined, and one of mode distributed unless adversary and "
+        "max_corrupt_assumed are set, on which that ledger's noise counts",
     )
     max_delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1e-5, description="delta at which the device computes the epsilon of `max_epsilon`"

@@ -140,6 +140,8 @@ def _secure(assignment: _Assignment) -> Denied | None:
         return Denied("secure", "the plan needs ML-KEM, and the package cryptography of this device has none")
     if secure.enabled and secure.adversary == "malicious" and "secure.malicious" not in carries:
         return Denied("secure", "a malicious aggregator is withstood only with a pinned roster, and none is here")
+    if assignment.policy.post_quantum == "required" and secure.enabled and not secure.post_quantum:
+        return Denied("post_quantum", "the plan's masks have X25519 alone, and ML-KEM beside it is required here")
     if assignment.policy.secure == "required" and not assignment.plan.secure.enabled:
         return Denied("secure", "the plan sums in the clear, and masks are required here")
     return None
@@ -150,6 +152,7 @@ def _unmasked(assignment: _Assignment) -> Denied | None:
     if assignment.plan.secure.enabled:
         return None
     given = [key for key in MASKED if getattr(assignment.policy, key) is not None]
+    given += ["post_quantum"] if assignment.policy.post_quantum == "required" else []
     return Denied(given[0], "the plan sums in the clear, so the aggregator sees each update") if given else None
 
 
@@ -259,6 +262,10 @@ def _max_epsilon(assignment: _Assignment) -> Denied | None:
         return None
     if assignment.plan.privacy.mode == "off":
         return Denied("max_epsilon", "the plan has no privacy, so its epsilon has no bound")
+    withstands = assignment.policy.adversary == "malicious" and assignment.policy.max_corrupt_assumed
+    if assignment.plan.privacy.mode == "distributed" and not withstands:
+        said = "the plan alone says how many clients add noise that the aggregator does not know: "
+        return Denied("max_epsilon", said + 'adversary = "malicious" and max_corrupt_assumed in [policy] bound that')
     if after is None:
         return Denied("max_epsilon", "it is not known what this device's data would have spent after it")
     if not after <= most:

@@ -20,6 +20,7 @@ from thinwire.core.errors import CodecError
 from thinwire.core.plan_codec_rules import CodecBook, Rule, ef21_rule, resolved_feedback, together
 from thinwire.core.plan_schema import IDENTITY, Sections
 from thinwire.core.plan_secure_rules import work_rules
+from thinwire.core.privacy_numbers import CLIP_RANGE
 
 PRIVATE = "[privacy] mode = {}"
 
@@ -50,6 +51,8 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
     return [
         (privacy.clip is None, "no [privacy] clip", "noise hides an update only if its norm has a bound",
          "[privacy] clip = 1.0"),
+        (privacy.clip is not None and not CLIP_RANGE[0] <= privacy.clip <= CLIP_RANGE[1], f"clip = {privacy.clip}",
+         "outside of 2^-60 to 2^60 float32 cannot bound a norm", "[privacy] clip = 1.0"),
         (given == (False, False), "neither noise_multiplier nor target_epsilon",
          "it is not known how much noise to add", "[privacy] noise_multiplier = 1.0"),
         (given == (True, True), "noise_multiplier and target_epsilon", "each of them says how much noise is added",

@@ -21,6 +21,9 @@ DIGITS = 10
 COUNT_NOISE, QUANTILE, RATE = 0.05, 0.5, 0.2  # of an adaptive clip (Andrew et al. 2021, section 3.1)
 
 
+CLIP_RANGE = (2.0**-60, 2.0**60)  # of a norm that bounds updates: far from the ends of float32
+
+
 def squared_sensitivity(scale: float, dimensions: int) -> int:
     """Return the largest squared L2 norm, in squared steps, of one client's integers after conditional rounding.
 

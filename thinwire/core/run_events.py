@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, RoundResumed, RunNoted, RunStatusChanged
 from thinwire.core.formatting import Reason, Reasons
+from thinwire.core.records import replace
 
 
 @dataclass(frozen=True)
@@ -270,18 +271,21 @@ def without_sample(event: Event) -> Event | None:
 
     The amplified epsilon holds against readers who do not know who was sampled. How many they were tells of it too: in
     a round of k of N clients each one is with probability k / N, and all of them are in a round of N. So a round shows
-    neither names nor counts, bytes and times of replies. The journal keeps them, for the aggregator alone.
+    neither names nor counts, bytes and times of replies, and its own times in whole seconds: what follows its end takes
+    longer for more replies. The journal keeps them, for the aggregator alone.
 
     Invariant: an event of a kind that is not in `SHOWN_OF_SAMPLED` is not shown.
     """
     match event:
         case RoundOpened():  # built anew, so that a field that is added is not shown before someone lists it
             return RoundOpened(
-                event.at, event.round, event.elapsed_s, event.base_version, event.base_digest, [], {}, event.codec,
-                event.deadline_s, event.target_updates, event.min_updates, deadline_reason=event.deadline_reason,
+                round(event.at), event.round, round(event.elapsed_s), event.base_version, event.base_digest, [], {},
+                event.codec, event.deadline_s, event.target_updates, event.min_updates,
+                deadline_reason=event.deadline_reason,
             )  # fmt: skip
         case RoundClosed():
             return RoundClosed(
-                event.at, event.round, event.reason, event.version, [], [], [], event.elapsed_s, event.seconds, {}
-            )
-    return event if isinstance(event, SHOWN_OF_SAMPLED) else None
+                round(event.at), event.round, event.reason, event.version, [], [], [], round(event.elapsed_s),
+                round(event.seconds), {},
+            )  # fmt: skip
+    return replace(event, at=round(event.at)) if isinstance(event, SHOWN_OF_SAMPLED) else None

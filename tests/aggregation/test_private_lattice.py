@@ -200,7 +200,7 @@ def test_a_smaller_support_gets_noise_on_fewer_coordinates() -> None:
     assert (whole, part) == (262_144, 32_768)
 
 
-@pytest.mark.parametrize("clip", [5.2e-318, 2.0**-61, 2.0**61])
+@pytest.mark.parametrize("clip", [5.2e-318, 2.0**-61])
 def test_a_clip_that_float32_cannot_bound_is_refused(clip: float) -> None:
     """With a denormal clip the clipped norm was off by a third: whether the rounding failed told of one update."""
     plan = plan_of()

@@ -129,6 +129,20 @@ def test_a_simulation_of_which_nothing_is_known_is_ended_by_a_person_alone(
     assert not store.commands.pending()
 
 
+def test_a_living_simulation_that_is_busy_is_not_called_stopped(
+    thinwire, home: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """It looks at commands between its clients only; the command stays until then."""
+    monkeypatch.setattr(run_commands, "WAIT_S", 0.1)
+    path = AggregatorHome.under(home).owner(run_id := left_behind(store, "sim"))
+    private_folder(path.parent)
+    with own(path):
+        said = thinwire("runs", "stop", run_id, "--home", home)
+    assert "stopped by a person" not in said.out
+    assert store.run(run_id).status == "preparing"
+    assert [command.kind for command in store.commands.pending()] == ["stop-run"]
+
+
 def test_who_owns_a_run_is_seen_by_its_lock_and_not_by_a_process_number(home: Path, store: Store):
     path = AggregatorHome.under(home).owner("toy-1")
     private_folder(path.parent)

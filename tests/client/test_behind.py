@@ -101,7 +101,7 @@ def test_jobs_run_in_order_and_the_first_error_ends_them() -> None:
     sender.put(refused)
     sender.put(lambda: done.append(2))
     assert sender.drained()
-    sender.close(WAIT_S)
+    sender.close()
     assert (done, [str(error) for error in heard]) == ([1], ["no"])
 
 
@@ -116,4 +116,4 @@ def test_who_waits_is_let_go_when_the_program_ends() -> None:
     ending.set()
     assert not sender.drained()
     gate.set()
-    sender.close(WAIT_S)
+    sender.close()

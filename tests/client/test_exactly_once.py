@@ -206,6 +206,7 @@ def test_an_answer_that_is_damaged_on_disk_is_not_sent(tmp_path):
     (tmp_path / "1.parts").write_bytes(b"framez")
     state, said = RunFolder(tmp_path).load()
     assert state.outbox == ()
+    assert state.lost == "damaged", "what it left in the state cannot be taken back"
     assert hashlib.sha256(body).hexdigest() not in said[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,20 @@ def test_of_many_ended_runs_the_last_ones_stay(tmp_path: Path, monkeypatch: pyte
         device.train(1, run=f"small-{number}")
         device.end(f"small-{number}")
     assert {path.stem for path in (device.home / "personal").glob("*.safetensors")} == {"small-3", "small-4"}
+
+
+def test_what_was_just_written_stays_also_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(personal_files, "MAX_RUNS", 2)
+    device = Device(tmp_path)
+    for number in range(1, 4):
+        device.train(1, run=f"small-{number}")
+        device.end(f"small-{number}")
+        for path in (device.home / "personal").glob("*.safetensors"):
+            os.utime(path, (4e9, 4e9))
+    kept = {path.stem for path in (device.home / "personal").glob("*.safetensors")}
+    assert (len(kept), "small-3" in kept) == (2, True)
 
 
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:

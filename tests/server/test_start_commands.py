@@ -12,17 +12,19 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.server.test_run_notices import serves
+from tests.support.filled_store import new_run
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core import disk_reserve
-from thinwire.core.errors import PlanError, Refused, TaskError, ThinwireError
+from thinwire.core.errors import NotWritten, PlanError, Refused, TaskError, ThinwireError
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
 from thinwire.reports.plan_check import check_values
 from thinwire.reports.stored_models import stored_model
-from thinwire.server.run_end import close_undriven, end_abandoned
+from thinwire.server import submit
+from thinwire.server.run_end import close_undriven, end_abandoned, end_restored
 from thinwire.server.submit import first_model, start
-from thinwire.store import START_RUN
+from thinwire.store import START_RUN, Store
 from thinwire.store.task_layouts import known_task
 
 PLAN: dict[str, Any] = {"run": {"task": "toy", "rounds": 2}, "local": {"lr": 0.5}}
@@ -204,3 +206,34 @@ def test_the_layout_is_the_one_that_most_devices_report_and_else_that_of_the_new
     found = known_task(bench.store, "toy")
     assert found is not None
     assert (found.devices, found.report.source_digest, found.report.tensors) == (("a", "b"), "f" * 64, "")
+
+
+def test_a_start_that_a_full_disk_stopped_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1})
+    number, tries = commanded(bench, init=f"run:{bench.run_id}@0"), list[int]()
+
+    def full(*given: Any) -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise NotWritten("cannot write", hint="free some space")
+        return start(*given)
+
+    monkeypatch.setattr(submit, "start", full)
+    starter = submit.RunStarter(bench.store, bench.home)
+    for _ in range(2):
+        starter.step(bench.store.commands.pending())
+        starter._worker.submit(lambda: None).result(30)
+    starter.close()
+    assert (len(tries), (bench.store.commands.result(number) or {}).get("done")) == (2, True)
+
+
+def test_a_restored_run_whose_devices_keep_a_state_with_it_is_ended(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.sqlite3") as store:
+        both = new_run(store, more='[uplink]\ncodec = "topk(0.1)"\nfeedback = "ef21"\n')
+        alone = new_run(store)
+        for run in (both, alone):
+            run.quiet_round()
+        end_restored(store)
+        ended = store.run(both.run_id)
+        assert (ended.status, store.run(alone.run_id).status) == ("failed", "running")
+        assert "restored from a backup" in ended.status_text

@@ -49,4 +49,5 @@ def test_what_was_never_committed_is_not_there(tmp_path: Path) -> None:
     folder = shared_folder(tmp_path, "t-1")
     folder.folder.mkdir(parents=True)
     (folder.folder / ".state.json.draft").write_bytes(b'{"half of')
-    assert folder.load()[0].sequence == 0
+    state, said = folder.load()
+    assert (state.sequence, state.lost, said) == (0, "", [])

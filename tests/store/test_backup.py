@@ -11,7 +11,7 @@ from sqlalchemy import text
 from tests.support.backups import BODY, Place, contents
 from tests.support.store_story import closed, header, status
 from thinwire.core.errors import DataLost
-from thinwire.core.statedir import AggregatorHome
+from thinwire.core.statedir import AggregatorHome, require_its_database
 from thinwire.core.types import UpdateId
 from thinwire.store import FileSpool, Store, backup
 from thinwire.store.backup import back_up
@@ -136,3 +136,10 @@ def test_a_restore_brings_the_key_of_reports_back(place: Place, tmp_path: Path, 
     back_up(place.home, tmp_path / "b.tar", "1")
     backup.restore(tmp_path / "b.tar", there, force=False)
     assert (there.report_key.read_bytes(), there.report_key.stat().st_mode & 0o777) == (b"a key", 0o600)
+
+
+def test_a_restore_that_was_interrupted_is_not_followed_by_an_empty_aggregator(tmp_path: Path) -> None:
+    """Killed between its two renames it leaves what it had written beside a folder that is gone."""
+    (tmp_path / ".aggregator.restoring").mkdir()
+    with pytest.raises(DataLost, match="was interrupted"):
+        require_its_database(tmp_path / "aggregator" / "store.sqlite3")

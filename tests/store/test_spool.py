@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -52,6 +53,16 @@ def test_heads_come_in_the_order_of_arrival_also_after_a_restart(tmp_path: Path)
         os.utime(spool.path(header.update_id), ns=(nth, nth))  # a coarse disk clock must not decide
     for one in (spool, FileSpool(tmp_path)):
         assert [(h.update_id.device, h.update_id.sequence) for h in one.headers()] == order
+
+
+def test_the_order_of_arrival_outlives_a_clock_that_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = [("b", 2), ("a", 10), ("c", 1)]
+    for nth, (device, sequence) in enumerate(order):
+        monkeypatch.setattr(time, "time_ns", lambda nth=nth: 10**18 - nth * 10**9)
+        put(FileSpool(tmp_path), reply([b"x"], device, sequence), [b"x"])
+    assert [(h.update_id.device, h.update_id.sequence) for h in FileSpool(tmp_path).headers()] == order
 
 
 def test_a_draft_is_not_visible_and_does_not_outlive_a_restart(tmp_path: Path) -> None:

@@ -193,10 +193,12 @@ class BackgroundSender:
             wait([self._last], ENDING_CHECK_S)
         return self.idle
 
-    def close(self, timeout_s: float) -> None:
-        """End the thread after `ending` is set: the job in progress is completed, the others are not begun."""
-        self._thread.shutdown(wait=False)
-        wait([self._last] if self._last is not None else [], timeout_s)
+    def close(self) -> None:
+        """End the thread after `ending` is set: the job in progress is completed, the others are not begun.
+
+        The link is closed by then, so no job waits for the aggregator; an encode may take some seconds more.
+        """
+        self._thread.shutdown(wait=True)
 
     def _run(self, job: Callable[[], object]) -> None:
         try:

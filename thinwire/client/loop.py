@@ -156,7 +156,7 @@ class Loop:
 
     def end_background_sender(self) -> None:
         """Stop the background thread: nothing is committed after this."""
-        self._background_sender.close(5.0)
+        self._background_sender.close()
 
     def join(self) -> None:
         """Wait up to 5 s for the pulling thread to end."""

@@ -102,7 +102,7 @@ def save_values(folder: Path, run: str, state: ClientRunState) -> None:
     free = (folder / FOLDER / f"{run}{f'.{n}' if n else ''}.safetensors" for n in itertools.count())
     path = existing[0] if existing else next(path for path in free if not path.exists())
     write_atomically(path, save({**state.personal, **buffers, **context}, metadata))
-    _keep_latest(folder / FOLDER, MAX_RUNS)
+    _keep_latest(folder / FOLDER, MAX_RUNS, path)
 
 
 def saved_values(folder: Path, run: str, identity: str) -> PersonalValues | None:
@@ -198,7 +198,7 @@ class SharedModels:
             draft = path.with_suffix(".draft")  # no `*.safetensors`: a crash may leave it
             write_unsynced(draft, data)
             draft.replace(path)
-        _keep_latest(path.parent, MAX_MODELS)
+        _keep_latest(path.parent, MAX_MODELS, path)
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,8 @@ def _named_buffers(shared: Mapping[str, str], state: ClientRunState) -> Arrays:
         return {}
 
 
-def _keep_latest(folder: Path, most: int) -> None:
-    files = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-most]:
+def _keep_latest(folder: Path, most: int, written: Path) -> None:
+    """Keep the file that was just written and the latest others: after a clock was set back, it looks older."""
+    others = [path for path in folder.glob("*.safetensors") if path != written]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: max(0, len(others) - most + 1)]:
         path.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from safetensors.numpy import load, save
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.part_file import damaged_part
 from thinwire.core.serialization import reply_from_json, reply_to_json
-from thinwire.core.statedir import disk_error, private_folder, private_opener, require_room, write_atomically
+from thinwire.core.statedir import disk_error, private_folder, private_opener, require_room, sync_path, write_atomically
 from thinwire.core.types import ReplyHeader, Vector
 
 FORMAT = 3  # lower formats are from before the first release
@@ -171,10 +171,10 @@ class RunFolder:
                     found[name] = self._read(raw[name])
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     said.append(f"the {name} of {self.folder.name} is not readable ({error}); it begins at zero")
-        state = replace(_with_arrays(state, found), lost="damaged" if said else state.lost)
         whole = [entry for entry in outbox if self._whole(entry)]
-        if len(whole) < len(outbox):
+        if len(whole) < len(outbox):  # what these replies left in the state cannot be taken back if they are dropped
             said.append(f"{len(outbox) - len(whole)} replies of {self.folder.name} are not on disk any more")
+        state = replace(_with_arrays(state, found), lost="damaged" if said else state.lost)
         return replace(state, outbox=tuple(whole)), said
 
     def _require_format(self, raw: Mapping[str, Any]) -> None:
@@ -383,6 +383,8 @@ class WriteBehindRunFolder(RunFolder):
         """Make the state durable and remove the mark."""
         super().commit(state, parts)  # removes every file that is not part of the state: the mark too
         self._held, self._below = None, -1
+        with contextlib.suppress(OSError):
+            sync_path(self.folder)  # else the mark may be back after a power failure, and the state be discarded
 
 
 def write_behind_folder(

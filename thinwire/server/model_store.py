@@ -45,6 +45,7 @@ from thinwire.core.errors import DataLost
 from thinwire.core.events import ModelStored, ReplicaStored
 from thinwire.core.fleet import Arrival, ClientConnected, Envelope, Hello
 from thinwire.core.layout import Layout
+from thinwire.core.part_file import damaged_part
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Failure, Fixed, Part, ReplyHeader, State, Vector
@@ -278,6 +279,7 @@ class ModelDistributor:
             self.downlink = Downlink(model.layout, plan.downlink.codec, replica, run_state.version, plan.run.seed)
         self._full_payload: tuple[ModelStored | ReplicaStored, ModelPayload] | None = None  # cached, by version
         self._lost: set[str] = set()  # devices that lost the version of their last reply
+        self._checked = set[Path]()  # bundles whose bytes are known to be right
 
     def publish(self, version: int, at: float) -> list[ReplicaStored]:
         """Make the new version's compressed change and the replica durable; return the event that names them.
@@ -336,10 +338,21 @@ class ModelDistributor:
             return None
         path = self.versions.folder / payload.name
         made = len(payload.pieces) == 1 and payload.pieces[0][0] == payload.name
-        if not made and not (path.exists() and path.stat().st_size == payload.size):
-            self.versions.bundles.add(path)
-            write_atomically(path, b"".join(self._read(*piece) for piece in payload.pieces))
+        if not made and not (path.exists() and path in self._checked):
+            if not self._holds(path, payload):  # one of another model may have come with a backup
+                self.versions.bundles.add(path)
+                write_atomically(path, b"".join(self._read(*piece) for piece in payload.pieces))
+            self._checked.add(path)
         return path
+
+    @staticmethod
+    def _holds(path: Path, payload: ModelPayload) -> bool:
+        """Return True if a bundle of an earlier process has these parts."""
+        try:
+            with path.open("rb") as file:
+                return damaged_part(file, payload.parts) is None and not file.read(1)
+        except FileNotFoundError:
+            return False
 
     def _read(self, file: str, start: int, length: int) -> bytes:
         with (self.versions.folder / file).open("rb") as source:

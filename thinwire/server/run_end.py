@@ -13,10 +13,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from thinwire.core.errors import DataLost
 from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
 from thinwire.core.formatting import counted
-from thinwire.core.plan import digest_of
+from thinwire.core.plan import RunPlan, digest_of
 from thinwire.core.run_events import is_sampled
 from thinwire.core.statedir import AggregatorHome, Held, dead_owner, lock_file
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
@@ -78,6 +79,18 @@ def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
     except Exception:  # the journal itself may be unreadable: then only the end of the run is recorded
         run_state = RunState()
     store.record(run_id, run_state.ledger.with_end(end, run_state.elapsed_s, run_state.first.open))
+
+
+def end_restored(store: Store) -> None:
+    """Record the end of each run of a restored store whose aggregator and devices both keep a state of every client.
+
+    The devices went on from updates that this aggregator does not have, and their states would never fit again.
+    """
+    said = "restored from a backup: its devices went on from updates that this aggregator does not have; "
+    for row in store.runs():
+        if row.status not in ENDED and row.rounds_closed and RunPlan.from_json(dict(row.plan)).has_client_state:
+            hint = f"try: a new run with [run] init = 'run:{row.run_id}'"
+            close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said + hint, DataLost.exit_code))
 
 
 def delete_messages(store: Store, home: AggregatorHome) -> None:

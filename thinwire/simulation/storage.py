@@ -232,7 +232,12 @@ class SharedFolder(RunFolder):
     def load(self) -> tuple[ClientRunState, list[str]]:
         path = self.folder / STATE
         if not path.exists() and (draft := draft_of(path)).exists():
-            draft.rename(path)
+            try:
+                json.loads(draft.read_bytes())
+            except ValueError:  # of a first commit that was killed: nothing was committed
+                draft.unlink()
+            else:
+                draft.rename(path)
         return super().load()
 
 

@@ -22,7 +22,7 @@ import re
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -305,9 +305,12 @@ class Restored:
     reservations: int = 0
 
 
-def restore(source: Path, home: AggregatorHome, force: bool) -> Restored:
+def restore(
+    source: Path, home: AggregatorHome, force: bool, prepare: Callable[[Store], None] = lambda _: None
+) -> Restored:
     """Check every byte of the backup outside the state directory, then put it in place.
 
+    `prepare` changes its store before that, unless an older version wrote it: an aggregator has to upgrade that first.
     With `force` an existing state directory is moved aside. Raise `Held` while an aggregator uses it, and `UsageError`
     if it exists without `force`. Raise `DataLost` if the backup is damaged, incomplete, or newer than this program.
     Invariant: an error changes nothing.
@@ -328,6 +331,7 @@ def restore(source: Path, home: AggregatorHome, force: bool) -> Restored:
             shutil.rmtree(draft, ignore_errors=True)
             try:
                 manifest, reservations = _unpack(source, private_folder(draft))
+                _prepare(draft / DATABASE, prepare)
                 aside = _aside(home.root)
                 _swap(draft, home.root, aside)
             finally:
@@ -337,6 +341,15 @@ def restore(source: Path, home: AggregatorHome, force: bool) -> Restored:
         return Restored(manifest, aside if occupied else None, reservations)
     except OSError as error:
         raise disk_error(error, home.root) from error
+
+
+def _prepare(database: Path, prepare: Callable[[Store], None]) -> None:
+    try:
+        store = Store.open(database)
+    except DataLost:  # of an older version
+        return
+    with contextlib.closing(store):
+        prepare(store)
 
 
 def _occupied(home: AggregatorHome) -> bool:

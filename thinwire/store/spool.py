@@ -53,6 +53,7 @@ class FileSpool:
         self._lock = threading.Condition()
         self._committing: set[UpdateId] = set()
         self._headers: dict[UpdateId, ReplyHeader] = {}  # update -> header, in the order of arrival
+        self._latest = 0  # the time of the latest reply, in nanoseconds
         self._load()
 
     def path(self, update_id: UpdateId) -> Path:
@@ -128,11 +129,18 @@ class FileSpool:
             _require_size(draft.stat().st_size, header)
             if self.durable:
                 _add_header(draft, header, data)
+                os.utime(draft, ns=(at := self._next_time(), at))
             os.replace(draft, path)
             if self.durable:
                 sync_path(path.parent)
         except OSError as error:
             raise disk_error(error, path) from error
+
+    def _next_time(self) -> int:
+        """Return a time in nanoseconds that is later than that of each reply: a restart reads the order from it."""
+        with self._lock:
+            self._latest = max(time.time_ns(), self._latest + 1)
+            return self._latest
 
     def header(self, update_id: UpdateId) -> ReplyHeader | None:
         """Return the header of a visible reply, or None."""
@@ -198,7 +206,7 @@ class FileSpool:
 
     def _load(self) -> None:
         """Read the headers at a start, oldest first, and remove files that an earlier process left unfinished."""
-        found: list[tuple[float, ReplyHeader]] = []
+        found: list[tuple[int, ReplyHeader]] = []
         for path in sorted(self.folder.glob("*/*")):
             if path.parent.name == UNREADABLE:
                 continue
@@ -213,8 +221,8 @@ class FileSpool:
                 except (OSError, BadPayload) as error:
                     self._set_aside(path, str(error))
         self._remove_empty()
-        for _, header in sorted(found, key=lambda pair: pair[0]):
-            self._headers[header.update_id] = header
+        for at, header in sorted(found, key=lambda pair: pair[0]):
+            self._headers[header.update_id], self._latest = header, at
 
     def _read_header(self, path: Path) -> ReplyHeader:
         """Return the header in a stored file; raise `BadPayload` if it is damaged, or the parts have another length."""

@@ -311,10 +311,11 @@ def restore(
     from thinwire.cli.local_state import command_line
     from thinwire.core.start_options import start_command
     from thinwire.core.statedir import AggregatorHome, find_home
+    from thinwire.server.run_end import end_restored
     from thinwire.store.backup import restore as put_back
 
     place = AggregatorHome(find_home(home) / "aggregator")
-    restored = put_back(file.absolute(), place, force)
+    restored = put_back(file.absolute(), place, force, end_restored)
     delivered_at, replaced = restored.manifest.delivered_at, restored.replaced
     if json:
         moved = str(replaced) if replaced else None

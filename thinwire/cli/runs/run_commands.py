@@ -39,7 +39,8 @@ def stop(
     home: Home = None,
 ) -> None:
     """Stop a run for good, now or after its open round; its models stay."""
-    from thinwire.cli.local_state import end_abandoned, open_store, operator
+    from thinwire.cli.local_state import aggregator_home, end_abandoned, open_store, operator
+    from thinwire.core.statedir import holder
 
     end_abandoned(home)
     with open_store(home, read_only=False) as store:
@@ -47,7 +48,8 @@ def stop(
         if not (was_over := row.status in ENDED):
             store.command_run("stop-after-round" if after_round else "stop", row.run_id, operator())
             is_over = _until(lambda: store.run(row.run_id).status in ENDED, row, home)
-            if not is_over and _nobody_serves(row) and not after_round:
+            alone = _nobody_serves(row) and holder(aggregator_home(home).owner(row.run_id)) is None
+            if not is_over and alone and not after_round:
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
     if json:
@@ -60,7 +62,8 @@ def stop(
         console.line(f"{row.run_id} {row.status}: it will stop when its open round closes")
         _note_down(row, home)
     else:
-        console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the command")
+        serves = "the process that simulates it" if row.source == "sim" else "its aggregator runs and"
+        console.line(f"{row.run_id} will stop as soon as {serves} sees the command")
         _note_down(row, home)
 
 

@@ -68,7 +68,7 @@ class Incoming:
         the next attempt, and this one raises `Unreachable`.
         """
         path = self._folder / _tag(parts)
-        self._forget(KEPT)
+        self._forget(KEPT, but=path)
         require_room(self._folder, sum(part.length for part in parts) - self.size(parts), self._min_free())
         file = PartFile(path, parts)
         with _disk(path):
@@ -88,8 +88,9 @@ class Incoming:
     def _paths(self) -> list[Path]:
         return sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
-    def _forget(self, kept: int) -> None:
-        for path in [path for path in self._paths() if not path.suffix][kept:]:
+    def _forget(self, kept: int, but: Path | None = None) -> None:
+        """Remove the oldest partial files; a clock that was set back makes the newest look old."""
+        for path in [path for path in self._paths() if not path.suffix and path != but][kept:]:
             path.unlink()
 
 

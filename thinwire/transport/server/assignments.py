@@ -282,6 +282,9 @@ class ReplyReceiver:
             text = f"update {header.update_id} came before with other contents"
             self.receive_failure(device, Failure("state-lost", text, header.assignment_id), began_at)
             raise ApiError(409, "state-lost", text)
+        outstanding = self._mailbox.outstanding(device, header.assignment_id) is not None
+        if outstanding and self._spool.header(header.update_id) is None:
+            return False  # it came before the run was restored, to no assignment of its own: now it has one
         self._mailbox.remove_answered(device, header.assignment_id)
         return True
 

@@ -27,7 +27,8 @@ from sklearn.datasets import load_digits
 from benchmarks.document import note
 from benchmarks.entry import run_in_folder
 from thinwire.client.train.partitions import partition
-from thinwire.compression.codecs.drive_eden import SparseEden, nonzero
+from thinwire.compression.codecs.drive_eden import SparseEden
+from thinwire.compression.codecs.pack_zstd import nonzero
 from thinwire.core.types import Vector
 
 COHORTS, SPLITS, RATES = (4, 16, 64), ("iid", "dirichlet(0.3)"), ("0.5", "0.1")

@@ -101,7 +101,9 @@ def test_the_cause_is_reported_before_a_device_is_online_or_offline(store: Store
 def test_the_kinds_that_a_sampled_run_shows_are_those_of_which_something_is_left():
     def some(kind: type[Event]) -> Event:
         event = object.__new__(kind)
-        vars(event).update({one.name: None for one in dataclasses.fields(kind)})
+        given = {"at": 0.0, "elapsed_s": 0.0, "seconds": 0.0, "population": "p", "release": {"kind": "sum"}}
+        vars(event).update({one.name: given.get(one.name) for one in dataclasses.fields(kind)})
+
         return event
 
     assert {kind for kind in KINDS.values() if without_sample(some(kind)) is not None} == {*SHOWN_OF_SAMPLED}

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
 from thinwire.compression import Codec, Contractive, Unbiased, feedback, native, parse
-from thinwire.compression.codecs.drive_eden import Drive, Eden, nonzero
-from thinwire.compression.codecs.pack_zstd import SparseSymbols
+from thinwire.compression.codecs.drive_eden import Drive, Eden
+from thinwire.compression.codecs.pack_zstd import SparseSymbols, nonzero
 from thinwire.compression.feedback import ef21
 from thinwire.compression.normal_values import ERRORS, LEVELS, bits_beyond, threshold, variance_beyond
 from thinwire.compression.rotation import block_sizes, hadamard, rotate, rotate_back, signs

@@ -194,10 +194,7 @@ class BackgroundSender:
         return self.idle
 
     def close(self) -> None:
-        """End the thread after `ending` is set: the job in progress is completed, the others are not begun.
-
-        The link is closed by then, so no job waits for the aggregator; an encode may take some seconds more.
-        """
+        """End the thread after `ending` is set and the link is closed: only the job in progress is completed."""
         self._thread.shutdown(wait=True)
 
     def _run(self, job: Callable[[], object]) -> None:

@@ -178,9 +178,7 @@ class Compressor(Coder):
     """A base class for compressors: a subclass is a frozen dataclass with `compress` and `decompress`.
 
     It is the last stage of a chain and works on each stream of a frame separately, after all other coders. A stream
-    that does not become shorter is sent as it is.
-
-    Invariant: decompress(compress(data), len(data)) == data.
+    that does not become shorter is sent as it is. Invariant: decompress(compress(data), len(data)) == data.
     """
 
     @abstractmethod
@@ -254,10 +252,9 @@ class Quantizer(Step):
 
     @abstractmethod
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        """Return symbols and scales of a float32 vector, which is not overwritten.
+        """Return symbols and scales of a float32 vector, finite unless it `rejects_non_finite`, and not overwritten.
 
-        The vector is finite, unless the quantizer `rejects_non_finite`. Symbols of b < 8 bits lie in
-        [-2^(b-1), 2^(b-1)). An `entropy_coded` one may return `SparseSymbols`.
+        Symbols of b < 8 bits lie in [-2^(b-1), 2^(b-1)). An `entropy_coded` one may return `SparseSymbols`.
         """
 
     @abstractmethod

@@ -166,11 +166,9 @@ def require_its_database(database: Path) -> None:
             return
     restoring = database.parent.with_name(f".{database.parent.name}.restoring")
     if restoring.is_dir() and not database.exists():
-        raise DataLost(
-            f"a restore into {database.parent} was interrupted",
-            why=f"{restoring} is what it had written, and a new aggregator would have another CA",
-            hint="thinwire aggregator restore FILE, once more",
-        )
+        why = f"{restoring} is what it had written, and a new aggregator would have another CA"
+        what = f"a restore into {database.parent} was interrupted"
+        raise DataLost(what, why, hint="thinwire aggregator restore FILE, once more")
     folders = (database.with_name(name) for name in ("runs", "spool"))
     found = next((one for folder in folders if folder.is_dir() for one in sorted(folder.iterdir())), None)
     if found is not None:

@@ -27,7 +27,6 @@ class CommandQueue:
         self._open: list[CommandRow] = []
         self._ending = False
         self._paused = set[str]()
-        self._commanded = set[tuple[str, str]]()
 
     def _pending(self) -> list[CommandRow]:
         """Return the unanswered commands, read from the store at most every COMMANDS_READ_S seconds."""
@@ -86,12 +85,6 @@ class CommandQueue:
         """Answer a command with its result."""
         self._commands.answer(command.id, {"done": True, **result})
         self._open = [other for other in self._open if other.id != command.id]
-
-    def was_commanded(self, kind: str, run_id: str) -> bool:
-        """Return True once a person gave a command of this kind for this run; the command is answered at once."""
-        if self.answer_all(kind, run_id):
-            self._commanded.add((kind, run_id))
-        return (kind, run_id) in self._commanded
 
     def about_runs(self, *kinds: str) -> list[CommandRow]:
         """Return the unanswered commands of these kinds; `answer` answers one."""

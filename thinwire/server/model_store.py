@@ -331,9 +331,7 @@ class ModelDistributor:
         return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
 
     def bundle(self, payload: ModelPayload) -> Path | None:
-        """Return the file with the payload's parts one after the other, and write it if it is missing; None
-        without parts.
-        """
+        """Return the file with the payload's parts one after the other, and write it if need be; None without parts."""
         if not payload.parts:
             return None
         path = self.versions.folder / payload.name

@@ -238,20 +238,17 @@ def run_sim(
             if isinstance(event, ClientFailed):
                 on_error(event, last_error(population.folder / event.device))
 
+        commands = CommandQueue(store.commands)
         row = drive(
             run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=observe, holdout=holdout,
-            commands=RunCommands(partial(stop_command, CommandQueue(store.commands), run_id)),
+            commands=RunCommands(partial(commands.stop_command, run_id)),
         )  # fmt: skip
+        if row.status in ENDED:  # not before: a killed process would forget a command that had no effect yet
+            for kind in ("stop-run", "stop-after-round"):
+                commands.answer_all(kind, run_id)
         if state and row.status in ENDED:
             keep_personal_values(state.folder(run_id), run_id)
     return run_id
-
-
-def stop_command(commands: CommandQueue, run_id: str) -> StopCommand:
-    """Return the command to stop that a person has left for this run, None without one."""
-    if commands.answer_all("stop-run", run_id):
-        return "run"
-    return "after-round" if commands.was_commanded("stop-after-round", run_id) else None
 
 
 def withdraws_none(plan: RunPlan) -> bool:

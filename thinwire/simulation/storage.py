@@ -231,21 +231,16 @@ class SharedFolder(RunFolder):
 
     def load(self) -> tuple[ClientRunState, list[str]]:
         path = self.folder / STATE
-        if not path.exists() and (draft := draft_of(path)).exists():
-            try:
-                json.loads(draft.read_bytes())
-            except ValueError:  # of a first commit that was killed: nothing was committed
-                draft.unlink()
-            else:
-                draft.rename(path)
+        if not path.exists() and _read(draft := draft_of(path)) is not None:  # else a first commit was killed
+            draft.rename(path)
         return super().load()
 
 
 def write_by_swap(path: Path, data: bytes) -> None:
     """Replace a file without syncing it: write a draft, remove the old file, then rename the draft.
 
-    A rename over the old file would be one step. But ext4 then writes the new file to disk at once, which takes longer
-    than all other work of a small client.
+    A rename over the old file would be one step, after which ext4 writes the new file to disk at once: that takes
+    longer than all other work of a small client.
     """
     draft = draft_of(path)
     try:
@@ -271,9 +266,8 @@ def shared_folder(folder: Path, run: str, durable: bool = False) -> SharedFolder
 class ResumableSimulation:
     """A simulation in a state directory that can be resumed, with the id of its unfinished run if there is one.
 
-    `about` describes what decides the result besides the plan: the clients and their data, the split, the seed, the
-    seconds of a step, and the layout of the task's model. The task's code is not compared, because a notebook changes
-    it all the time.
+    `about` describes what decides the result besides the plan: clients and their data, split, seed, seconds of a step,
+    layout of the model. The task's code is not compared, because a notebook changes it all the time.
     """
 
     home: AggregatorHome
@@ -287,20 +281,16 @@ class ResumableSimulation:
         The search cleans up the folders of simulations that have ended, which their processes may have left.
         """
         for row in reversed(list(store.runs())):
-            if row.source == "sim" and row.status in ENDED:  # its process may have been killed just after its end
-                owner = home.owner(row.run_id)
-                if not owner.exists() or dead_owner(owner) is not None:
-                    keep_personal_values(home.simulation(row.run_id).parent, row.run_id)
+            owner, is_over = home.owner(row.run_id), row.source == "sim" and row.status in ENDED
+            if is_over and (not owner.exists() or dead_owner(owner) is not None):  # it may have been killed before it
+                keep_personal_values(home.simulation(row.run_id).parent, row.run_id)
             if row.source != "sim" or row.status in (*ENDED, "preparing"):
                 continue
-            if dict(row.plan) != plan.to_json() or _read(home, row.run_id) != about:
+            if dict(row.plan) != plan.to_json() or _read(home.simulation(row.run_id)) != about:
                 continue
             if dead_owner(home.owner(row.run_id)) is None:
-                raise Refused(
-                    f"another process runs {row.run_id} in {home.root.parent}",
-                    why="two processes cannot go on with one run",
-                    hint="wait for it, or give this one another home",
-                )
+                what, why = f"another process runs {row.run_id} in {home.root.parent}", "two cannot go on with one run"
+                raise Refused(what, why, hint="wait for it, or give this one another home")
             return cls(home, about, row.run_id)
         return cls(home, about)
 
@@ -326,7 +316,7 @@ class ResumableSimulation:
         Clients of a simulation with other data or another split get none. A second call changes nothing.
         """
         origin = named_model(init)
-        if origin is None or _data_facts(_read(self.home, origin[0])) != _data_facts(self.about):
+        if origin is None or _data_facts(_read(self.home.simulation(origin[0]))) != _data_facts(self.about):
             return
         for path in (self.home.simulation(origin[0]).parent / CLIENTS).glob(f"*/{PERSONAL}/{origin[0]}.safetensors"):
             own = private_folder(private_folder(self.clients(run_id) / path.parts[-3]) / PERSONAL)
@@ -345,8 +335,7 @@ def _data_facts(about: Any) -> Mapping[str, Any] | None:
 def keep_personal_values(folder: Path, run_id: str) -> None:
     """Remove the files of an ended simulation, except the personal layers and the `context.state` of its clients.
 
-    If no client has such values, the whole folder is removed. Invariant: a second call changes nothing, and completes a
-    call that was killed.
+    If no client has such values, the whole folder is removed. Invariant: a second call completes a killed one.
     """
     clients, spool = folder / CLIENTS, folder / SPOOL
     if clients.exists() and not spool.exists():
@@ -376,9 +365,9 @@ def _remove_all_but(own: Path, kept: Path) -> bool:
     return True
 
 
-def _read(home: AggregatorHome, run_id: str) -> Any:
+def _read(path: Path) -> Any:
     try:
-        return json.loads(home.simulation(run_id).read_bytes())
+        return json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
 

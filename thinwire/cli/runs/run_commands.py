@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 WAIT_S = 30.0  # for the aggregator to carry out a command
+ROUND_FIRST = "it will stop when its open round closes"
 
 
 def stop(
@@ -48,8 +49,8 @@ def stop(
         if not (was_over := row.status in ENDED):
             store.command_run("stop-after-round" if after_round else "stop", row.run_id, operator())
             is_over = _until(lambda: store.run(row.run_id).status in ENDED, row, home)
-            alone = _nobody_serves(row) and holder(aggregator_home(home).owner(row.run_id)) is None
-            if not is_over and alone and not after_round:
+            dead = _nobody_serves(row) and holder(aggregator_home(home).owner(row.run_id)) is None
+            if dead and not (is_over or after_round):
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
     if json:
@@ -58,12 +59,10 @@ def stop(
         console.line(f"{row.run_id} {standing(row)}")
         if was_over:
             console.note("it was over already: nothing was stopped")
-    elif after_round:
-        console.line(f"{row.run_id} {row.status}: it will stop when its open round closes")
-        _note_down(row, home)
     else:
-        serves = "the process that simulates it" if row.source == "sim" else "its aggregator runs and"
-        console.line(f"{row.run_id} will stop as soon as {serves} sees the command")
+        sees = "the process that simulates it" if row.source == "sim" else "its aggregator runs and"
+        when = f"{row.status}: {ROUND_FIRST}" if after_round else f"will stop as soon as {sees} sees the command"
+        console.line(f"{row.run_id} {when}")
         _note_down(row, home)
 
 
@@ -256,9 +255,8 @@ def carried_out(
 ) -> dict[str, Any] | None:
     """Leave a command for the running aggregator, wait for its result, and return it; None if it takes too long.
 
-    Without an aggregator `here` carries the command out, while none can start on the state directory. A command that
-    was left by an earlier call, and is the same, is completed instead of another one. A refusal is raised, and so is
-    `Unreachable` if the aggregator does not respond.
+    Without an aggregator `here` carries the command out, while none can start on the state directory. The same command
+    of an earlier call is completed. Raises its refusal, and `Unreachable` if the aggregator does not respond.
     """
     from thinwire.cli.local_state import aggregator_home, alive, operator, require_responding
     from thinwire.core.errors import NotWritten, ThinwireError
@@ -270,8 +268,7 @@ def carried_out(
         number = store.commands.add(kind, run_id, args, operator())
         known = next((one for one in store.commands.pending() if one.id == number), None)
         if known is None:  # a running aggregator was quick
-            result = store.commands.result(number)
-            require_done(result)
+            require_done(result := store.commands.result(number))
             return result
     command = known
     until(lambda: store.commands.result(command.id) is not None or not alive(home), CARRIED_OUT_S)

@@ -190,7 +190,7 @@ def _first(keyed: Keyed) -> NDArray[Any]:
 def own_part(labels: Labels | Mapping[str, Labels], client: ClientInfo) -> Indices:
     """Return the indices of this client's examples, for `data(client)` of a task whose clients share one data set.
 
-    The latest split is kept: in a simulation each client asks for its part of the same one.
+    The latest split is kept: in a simulation each client needs its part of the same one.
     """
     keyed, digest = _keyed(labels), hashlib.sha256()
     for key, found in keyed.items():

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from thinwire.compression.base import ErrorBound, FusedQuantizer, Scales, Symbols, Unbiased, shrinkage, shrunk
 from thinwire.compression.codecs import read_number, read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
-from thinwire.compression.codecs.pack_zstd import SparseSymbols
+from thinwire.compression.codecs.pack_zstd import SparseSymbols, nonzero
 from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored
 from thinwire.compression.normal_values import ERRORS, LEVELS, share_beyond, threshold, variance_beyond
 from thinwire.compression.rotation import block_sizes, rotate, rotate_back, rotated_blocks, rotated_size, signs
@@ -166,7 +166,7 @@ class Eden(FusedQuantizer):
     def _block(self, values: Vector, drawn: NDArray[np.uint32]) -> tuple[Symbols, float]:
         _, exponent = np.frexp(np.abs(values).max())  # scaled to about 1, so that no sum overflows
         near: Vector = np.ldexp(values, -exponent).astype(np.float32)
-        square = _sum(near.astype(np.float64) ** 2)
+        square = in_order(partial_sums(near.astype(np.float64) ** 2))
         if square == 0:
             return np.zeros(values.size, np.int8), 0.0
         turned = rotate(near, drawn)
@@ -175,7 +175,7 @@ class Eden(FusedQuantizer):
         places = magnitudes * np.float32(1 / np.sqrt(square))
         borders = self.borders if levels[0] else np.minimum(self.borders, places.max())
         found = np.searchsorted(borders, places, side="right").astype(np.int8)
-        along = _sum(magnitudes.astype(np.float64) * levels[found].astype(np.float64))
+        along = in_order(partial_sums(magnitudes.astype(np.float64) * levels[found].astype(np.float64)))
         scale = square / along / self.divisor
         negative = (turned < 0) & (levels[found] > 0)
         return np.where(negative, ~found, found), min(float(np.ldexp(scale, exponent)), float(MAX_SCALE))
@@ -239,8 +239,7 @@ class Drive(Eden):
 
 FEWEST_BITS, MAX_BITS = Decimal("0.001"), Decimal("1.5")
 MAX_SHARE = 1 / 8  # of values that are sent: a place and its symbol take as much memory as nine symbols
-SPACE = 4096  # places more than normal values need
-AT_LEAST = 4  # places that csrc/eden_sparse.hpp writes before it knows how many of them count
+SPACE, AT_LEAST = 4096, 4  # places more than normal values need, and that csrc/eden_sparse.hpp may write over
 NO_SPACE, NOT_FINITE = -1, -2  # what the kernel returns
 
 
@@ -290,8 +289,7 @@ class SparseEden(Eden):
 
     def _sparse(self, values: Vector, word: int) -> tuple[Symbols, Scales] | None:
         """Return the places of the symbols and these; None if more than MAX_SHARE are expected, or space is short."""
-        share = share_beyond(threshold(self.rate))
-        if share > MAX_SHARE:
+        if (share := share_beyond(threshold(self.rate))) > MAX_SHARE:
             return None
         run, scales = require_kernel("eden_sparse_encode"), np.empty(self.scales_count(values.size), np.uint8)
         x, factors, border = values.ctypes.data, scales.ctypes.data, float(self.borders[0])
@@ -304,14 +302,14 @@ class SparseEden(Eden):
             return sent, places[: max(0, sent)], symbols[: max(0, sent)]
 
         parts = each(0, values.size, part)
-        if any(sent == NOT_FINITE for sent, _, _ in parts):
+        least, places, symbols = min(sent for sent, _, _ in parts), *parts[0][1:]
+        if least == NOT_FINITE:
             raise NonFiniteUpdate
-        if any(sent == NO_SPACE for sent, _, _ in parts):
+        if least == NO_SPACE:
             return None
-        write_tail(values[rotated_size(values.size) :], scales)
-        _, places, symbols = parts[0]
         if len(parts) > 1:
             places, symbols = np.concatenate([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
+        write_tail(values[rotated_size(values.size) :], scales)
         return cast("Symbols", SparseSymbols(places, symbols, values.size)), scales
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
@@ -337,10 +335,6 @@ class SparseEden(Eden):
 def _room() -> object:
     """Return the working memory of one thread, for one block, as an argument of a kernel."""
     return np.empty(require_kernel("eden_room")(), np.float32).ctypes
-
-
-def _sum(values: NDArray[np.float64]) -> float:
-    return in_order(partial_sums(values))
 
 
 MAX_SCALE = np.float32(2.0**108)  # the sum of 2^16 levels of at most 2.74, times this, is finite
@@ -401,12 +395,3 @@ def check_scales(spec: str, scales: Scales, size: int) -> None:
     if rotated_size(size) < size:
         rest = scales[factors.nbytes :]
         TAIL.check(rest[1:].view("<f2"), rest[:1].view(np.int8))
-
-
-def nonzero(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-    """Return the places of the symbols that are not 0, and those symbols."""
-    if isinstance(symbols, SparseSymbols):
-        return symbols.places, symbols.symbols
-    dense = symbols[0 : symbols.size]
-    places = np.flatnonzero(dense)
-    return places, dense[places]

@@ -89,6 +89,15 @@ class SparseSymbols:
         return found
 
 
+def nonzero(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """Return the places of the symbols that are not 0, and those symbols."""
+    if isinstance(symbols, SparseSymbols):
+        return symbols.places, symbols.symbols
+    dense = symbols[0 : symbols.size]
+    places = np.flatnonzero(dense)
+    return places, dense[places]
+
+
 def require_length(data: bytes | memoryview, items: int, bits: int) -> None:
     """Raise BadPayload unless the data has the length of `items` symbols."""
     if len(data) != packed_bytes(items, bits):

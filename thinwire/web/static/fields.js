@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { Icon, Refusal } from "./parts.js";
 
-/** `value` is what stands in it at first: what a person types is not written over when the page is drawn again. */
+/** `value` is its first content: what a person types is not written over at the next redraw. */
 export const Field = ({ label, name, hint, first, value, ...rest }) => html`
   <label class="field"><span>${label}</span>
     <input name=${name} defaultValue=${value} required data-first=${first} aria-describedby=${hint ? `${name}-hint` : undefined} spellcheck=${false} ...${rest} />

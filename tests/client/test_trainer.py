@@ -309,3 +309,9 @@ def test_statistics_are_held_in_the_layers_that_have_them_and_nowhere_else() -> 
     normed, plain, dropped = nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout()
     freeze_statistics(nn.Sequential(normed, plain, dropped).train())
     assert (normed.training, plain.training, dropped.training) == (False, True, True)
+
+
+def test_a_test_split_without_examples_counts_as_none():
+    """One batch of nothing would fail each assignment that evaluates."""
+    assert batches.as_split(Split(examples(), [])).test is None
+    assert batches.as_split(Split(examples(), FEW)).test is FEW

@@ -135,8 +135,8 @@ inline float largest_of(const float* block, int64_t size) {
     return float_of(largest);
 }
 
-inline float scale_of(double square, double along, double divisor, int exponent, float most) {
-    const double scale = ldexp(square / along / divisor, exponent);
+inline float scale_of(const Prepared& own, double along, double divisor, float most) {
+    const double scale = ldexp(own.squares / along / divisor, own.exponent);
     return static_cast<float>(scale < static_cast<double>(most) ? scale : static_cast<double>(most));
 }
 
@@ -177,16 +177,15 @@ TW_EXPORT int32_t TW(eden_encode)(
         uint8_t* to = out + at * bits / 8;
         float sent = 0;
         if (all.largest) {
-            const int exponent = needed_exponent(all);
             const Signs signs(first + static_cast<uint32_t>(at), word);
-            const double square = turned_near(values + at, here, exponent, all, signs, block);
-            const float inverse = static_cast<float>(1 / sqrt(square));
+            const Prepared own = prepared(values + at, here, all, signs, block);
+            const float inverse = own.inverse();
             const float* next = values + at + here;
             const double along = width == 1   ? packed_symbols<1>(block, here, inverse, levels, next, bits, to)
                                  : width == 2 ? packed_symbols<2>(block, here, inverse, levels, next, bits, to)
                                  : width == 3 ? packed_symbols<3>(block, here, inverse, levels, next, bits, to)
                                               : packed_symbols<4>(block, here, inverse, levels, next, bits, to);
-            sent = scale_of(square, along, divisor, exponent, most);
+            sent = scale_of(own, along, divisor, most);
         } else {
             std::memset(to, 0, static_cast<size_t>(here * bits / 8));
         }

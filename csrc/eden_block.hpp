@@ -73,9 +73,15 @@ inline int needed_exponent(const Seen& seen) {
     return loses || exponent > FAR_EXPONENT || exponent < -FAR_EXPONENT ? exponent : 0;
 }
 
-// Writes the values times 2^-exponent, rotated inside each chunk, and returns the sum of their squares.
-inline double turned_near(
-    const float* values, int64_t size, int exponent, const Seen& seen, const Signs& signs, float* block) {
+// A block that was written as its values times 2^-exponent, rotated inside each chunk.
+struct Prepared {
+    int exponent;
+    double squares;  // the sum of the squares of the scaled values
+    float inverse() const { return static_cast<float>(1 / sqrt(squares)); }
+};
+
+inline Prepared prepared(const float* values, int64_t size, const Seen& seen, const Signs& signs, float* block) {
+    const int exponent = needed_exponent(seen);
     Words products[RADIX];
     for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
     double squares = 0;
@@ -99,7 +105,7 @@ inline double turned_near(
         else
             turn_small(chunk, here, value);
     }
-    return exponent ? squares : seen.squares;
+    return {exponent, exponent ? squares : seen.squares};
 }
 
 }  // namespace

@@ -218,13 +218,11 @@ TW_EXPORT int64_t TW(eden_sparse_encode)(
         if (all.largest >= INFINITE) return -2;
         float scale = 0;
         if (all.largest) {
-            const int exponent = needed_exponent(all);
             const Signs signs(first + static_cast<uint32_t>(at), word);
-            const double square = turned_near(values + at, here, exponent, all, signs, block);
-            const float inverse = static_cast<float>(1 / sqrt(square));
-            const double along = sent_of(block, at, here, inverse, levels, values + at + here, sent);
+            const Prepared own = prepared(values + at, here, all, signs, block);
+            const double along = sent_of(block, at, here, own.inverse(), levels, values + at + here, sent);
             if (sent.space < 0) return -1;
-            scale = scale_of(square, along, divisor, exponent, most);
+            scale = scale_of(own, along, divisor, most);
         }
         std::memcpy(scales, &scale, 4);
     }

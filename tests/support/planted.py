@@ -107,13 +107,16 @@ class Planted:
         return found
 
     def _scalars(self) -> dict[str, tuple[bytes, ...]]:
-        """Two parts of the 64-bit lanes: the check lane and the weight; the weight, the rounded loss and its count.
+        """Two parts of the 64-bit lanes: the check lane, the weight and the rounded loss; the last two and the count.
 
-        One number alone has so many zeros in its lane that others are equal to it by chance.
+        Fewer numbers have so many zeros in their lanes that others in a process's memory are equal to them by chance.
         """
         below = math.floor(self.loss / LOSS_BOUND * TESTED * UNIT)
-        losses = tuple(struct.pack("<qqq", self.weight, loss, TESTED) for loss in (below, below + 1))
-        return {"summed weight": (struct.pack("<qq", 1, self.weight),), "summed loss": losses}
+        rounded = below, below + 1
+        return {
+            "summed weight": tuple(struct.pack("<qqq", 1, self.weight, loss) for loss in rounded),
+            "summed loss": tuple(struct.pack("<qqq", self.weight, loss, TESTED) for loss in rounded),
+        }
 
     def _lanes(self, lattice: Lattice) -> tuple[bytes, ...]:
         lanes = np.zeros(lattice.lanes, lattice.dtype)

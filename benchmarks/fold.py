@@ -8,7 +8,7 @@ An update of n parameters reads its payload and the sum and writes the sum; a co
 
 What is read and decoded is timed as the aggregator does it, from the files of its spool. The checks that come before
 (digest, and all frames but the last, which is checked where it is added) are timed apart. `topk_updates_per_s` is of a
-whole fold, its checks of frames included, on one thread. The spool was just written, so its files are in the dashboard
+whole fold, its checks of frames included, on one thread. The spool was just written, so its files are in the page
 cache, as those of updates that have just come are.
 """
 

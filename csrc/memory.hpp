@@ -1,5 +1,5 @@
 // Encodes with error feedback: compensates, encodes and updates the memory of a bucket while it is in the first-level
-// cache (`Memory` in thinwire/compression/feedback.py). `held` is the memory; `values` becomes the updated memory.
+// cache (`Memory` in thinwire/compression/vector_ops.py). `held` is the memory; `values` becomes the updated memory.
 #pragma once
 
 namespace {

@@ -1,4 +1,4 @@
-"""The dashboard of accuracy and bytes and its plots, from docs/evidence/accuracy-bytes.json alone: no figure is typed
+"""docs/evidence/accuracy-bytes.md and its plots, from docs/evidence/accuracy-bytes.json alone: no figure is typed
 by hand, so none can drift from what was measured.
 """
 

@@ -52,7 +52,7 @@ def sim(folder: Path) -> subprocess.CompletedProcess[str]:
     return run_forked(call, 240.0, cwd=folder, env=environment())  # which looks for modules in its folder
 
 
-def test_the_one_of_the_dashboard_makes_a_runs_steps_and_what_it_raises_is_said_to_be_of_its_package(
+def test_the_optimizer_of_the_how_to_makes_the_steps_of_a_run_and_its_error_names_its_package(
     folder: Path,
 ) -> None:
     given = "def step(self, params, change, state):"
@@ -70,7 +70,7 @@ def test_the_one_of_the_dashboard_makes_a_runs_steps_and_what_it_raises_is_said_
 
 
 def lion(before: str, after: str) -> Any:
-    """The dashboard's class with a part of it changed."""
+    """The class of docs/how/your-own-optimizer.md with a part of it changed."""
     assert before in LION
     named: dict[str, Any] = {}
     exec(LION.replace("@dataclass(frozen=True)", "@dataclass").replace(before, after), named)

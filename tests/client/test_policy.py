@@ -15,9 +15,7 @@ from thinwire.client.policy_rules import PolicyContext, decide
 from thinwire.core import RunPlan
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
-CARRIES = frozenset({"secure", "secure.post_quantum", "secure.malicious"}) | {
-    f"privacy.{mode}" for mode in ("central", "distributed", "local", "example")
-}
+CARRIES = frozenset({"secure", "secure.post_quantum", "secure.malicious"})
 FACTS = PolicyContext(NOON, metered=False, carries=CARRIES)
 TEXT = """
 [run]
@@ -202,11 +200,6 @@ def test_a_mode_of_privacy_that_is_not_among_the_owners_is_declined(mode):
     others = [other for other in MODES if other != mode]
     assert said(Policy(privacy=others), assigned) == f'privacy: mode = "{mode}" is not private enough here'
     assert "not private enough" not in said(Policy(privacy=[mode]), assigned)
-
-
-@pytest.mark.parametrize("mode", ["central", "distributed", "local", "example"])
-def test_a_private_plan_is_declined_by_a_version_that_cannot_keep_it(mode):
-    assert rule_of(Policy(), plan(privacy={"mode": mode}), replace(FACTS, carries=frozenset())) == "privacy"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Private(Device):
 
     def __init__(self, folder: Path, policy: Policy | None = None, **changed: Any) -> None:
         self.changed, self.dataset = changed, DataSet("", "/data/ward")
-        super().__init__(folder, policy or Policy(), CENTRAL, carries=frozenset({"privacy"}))
+        super().__init__(folder, policy or Policy(), CENTRAL)
 
     def start(self) -> None:
         (self.folder / "device").mkdir(parents=True, exist_ok=True)

@@ -82,8 +82,7 @@ class NoisyClients(SecureClients):
             return spending(plan, self.noised(plan), self.clients)
 
         account = Account(ledger, lambda task: DataSet("", "/d"), release)
-        carries = identity.carries | {"privacy.distributed", "secure"}
-        admission = AdmissionController(self.owner, folder, carries=carries, account=account)
+        admission = AdmissionController(self.owner, folder, carries=identity.carries, account=account)
         return super().handler(number, secure=identity, admission=admission, **options)
 
     def noised(self, plan: RunPlan) -> int:

@@ -155,7 +155,7 @@ def test_a_library_with_another_abi_number_is_not_used_and_a_warning_tells_of_it
 
 
 def test_the_abi_number_changes_with_the_signatures() -> None:
-    """Change the number here, in library.py and in paths.cpp, and the hash here, when a signature changes."""
+    """When a signature changes: the number here, in compression/native/__init__.py and csrc/paths.cpp, and the hash."""
     told = ";".join(
         f"{name} {result and result.__name__} {[argument.__name__ for argument in arguments]}"
         for name, (result, arguments) in sorted(native.SIGNATURES.items())

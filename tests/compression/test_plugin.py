@@ -41,7 +41,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_codec_of_the_dashboard_keeps_the_laws_alone_and_in_chains(mypkg: Path) -> None:
+def test_the_codec_of_the_how_to_keeps_the_laws_alone_and_in_chains(mypkg: Path) -> None:
     done = run(mypkg.parent, "--thinwire-codec", "mypkg:Cut", "-v")
     assert done.returncode == 0, done.stdout
     for spec in ("[cut]", "[cut > zstd]", "[topk(0.3) > cut]"):
@@ -92,7 +92,7 @@ def test_paths_that_are_named_are_run_too_and_what_other_packages_brought_does_n
     assert "test_of_mine" in done.stdout
 
 
-def test_the_compressor_of_the_dashboard_keeps_its_laws_behind_any_chain(mypkg: Path) -> None:
+def test_the_compressor_of_the_how_to_keeps_its_laws_behind_any_chain(mypkg: Path) -> None:
     mypkg.write_text(PAGE.read_text().split("```python\n")[2].split("```")[0])
     words = ["--thinwire-codec", "mypkg:Deflate", "-k", "compressed or canonical or broken or cut_anywhere"]
     done = run(mypkg.parent, *words, "-v")

@@ -20,7 +20,7 @@ def block(language: str, holding: str) -> str:
     return str(one)
 
 
-def test_the_task_and_the_plan_of_the_dashboard_train(tmp_path):
+def test_the_task_and_the_plan_of_the_how_to_train(tmp_path):
     (tmp_path / "task.py").write_text(block("python", "def model()"))
     (tmp_path / "plan.toml").write_text(block("toml", "[run]"))
     command = [sys.executable, "-m", "thinwire.cli", "sim", "plan.toml", "--task", "digits=task.py", "--clients", "4"]

@@ -66,6 +66,7 @@ def test_without_a_limit_all_runs_begin(tmp_path: Path) -> None:
     [
         ("", 4),
         ('[server]\noptimizer = "fedadam"', 6),
+        ('[server]\noptimizer = "fedadagrad"', 6),
         ('[server]\noptimizer = "fedavgm"\n[downlink]\ncodec = "int8"', 7),
         ("[secure]\nenabled = true", 7),
     ],

@@ -1,4 +1,4 @@
-"""What devices have delivered decides nothing: it costs no commit of its own at every poll, and ends no service."""
+"""The record of a delivery to a device decides nothing: no poll makes a commit for it, and it ends no service."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.normed import NORMED, normed, three_honest
 from tests.support.server_bench import LAYOUT, REPORT, Bench, drive_through, killed, outcome, scripted
 from thinwire.aggregation.control_variates import algorithm_of, transmitted_layout
+from thinwire.aggregation.server_optimizers import optimizers
 from thinwire.compression import parse
 from thinwire.core import Key, RunPlan
 from thinwire.core.errors import ThinwireError
@@ -66,7 +67,7 @@ def test_statistics_that_no_model_can_hold_cost_their_own_device_its_update(tmp_
     assert made.store.run(made.run_id).model_digest == alone.drive().model_digest
 
 
-@pytest.mark.parametrize("optimizer", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+@pytest.mark.parametrize("optimizer", list(optimizers))
 @pytest.mark.parametrize("change", [-3e38, 1e18])
 def test_one_devices_change_leaves_the_model_and_what_the_optimizer_remembers_finite(
     tmp_path: Path, optimizer: str, change: float

@@ -135,7 +135,7 @@ def test_where_nothing_is_nothing_is_backed_up_or_restored(tmp_path: Path, there
         lambda said: said["files"][DATABASE].update(mtime_ns=10**40),
         lambda said: said["files"][DATABASE].update(mtime_ns=-1),
         lambda said: said["files"][DATABASE].update(size=float("inf")),
-        lambda said: said.update(delivered_at=float("nan")),
+        lambda said: said.update(backed_up_at=float("nan")),
         lambda said: said.update(files=10**400),
     ],
 )

@@ -251,7 +251,7 @@ def test_the_newest_thousand_refusals_are_kept(store: Store, clock: VirtualClock
     assert (newest.kind, len(newest.address), newest.why, len(newest.name)) == ("key", 100, "? unknown ?", 63)
 
 
-# What the dashboard assignments.
+# What the dashboard reads of devices.
 
 
 def test_the_updates_of_a_device_come_newest_first_over_all_runs_on_devices(known: Store) -> None:

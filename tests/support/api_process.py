@@ -1,4 +1,4 @@
-"""A TLS device API in a process of its own, so that its memory is its own: `with api_process(folder) as device API`.
+"""A TLS device API in a process of its own, so that its memory is its own: `with api_process(folder) as api`.
 
 The process reads one word a line: `round` sends an assignment to the device `pi-1` and waits for its answer, `stats`
 says the device API's counters; each is answered by one line of JSON. It ends when its input does.

@@ -1,4 +1,4 @@
-"""A scripted fleet on Flower's LinkState: the engine's table is compared with the dashboard's at each poll.
+"""A scripted fleet on Flower's LinkState: the engine's table is compared with the store's at each poll.
 
 `LinkedFleet` stands between an aggregator and a fleet on a virtual clock. Whatever the aggregator sends goes into the
 mailbox and the LinkState of a real embedded SuperLink too, and whatever arrives passes them, as it does over HTTPS. At
@@ -89,7 +89,7 @@ class LinkedFleet:
         return self._mailbox.poll(0.0)
 
     def require_agreement(self) -> None:
-        """Fail unless LinkState and the dashboard's tables name the same devices and the same assignments."""
+        """Fail unless LinkState and the store's tables name the same devices and the same assignments."""
         self.steps += 1
         assert self.state.online() == {info.row.name for info in self._store.devices() if info.online}
         if is_sampled(self._store.run(self._run_id).plan):

@@ -2,7 +2,7 @@
 
 A comment before a block says how it is run: `<!-- not run: WHY -->`, `<!-- run in: PAGE -->` (its lines are run there),
 `<!-- exit 3 -->` (it must end with that code),
-or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it is ended with the dashboard).
+or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it ends with the document).
 Two things are changed on the way: addresses, to ports that are free on this machine, and a simulation whose line does
 not say how many rounds it has ends after two.
 """
@@ -142,7 +142,7 @@ class Reader:
         )
 
     def read(self, block: Block) -> None:
-        """Run one block; an AssertionError tells the place in the dashboard and all that was printed."""
+        """Run one block; an AssertionError tells the place in the document and all that was printed."""
         script = SIMULATED.sub(SHORT, block.script)
         for usual, free in self.addresses.items():
             script = script.replace(usual, free)

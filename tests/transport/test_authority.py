@@ -140,7 +140,7 @@ def test_during_a_rotation_each_device_sees_the_chain_that_it_can_verify(tmp_pat
     authority = InternalCA(tmp_path)
     old, name = authority.cas(), authority.server_name()
     new = InternalCA(tmp_path).rotate(["new.example"])
-    assert authority.renew(), "what another process rotated is delivered"
+    assert authority.renew(), "what another process rotated is read"
     assert (authority.pin, authority.server_name()) == (new, server_name(new))
     assert len(authority.cas()) == 2
     assert names_shown(authority, old, name)

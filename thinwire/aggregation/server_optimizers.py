@@ -94,21 +94,20 @@ class FedAvgM(ServerOptimizer):
 
 
 @dataclass(frozen=True)
-class FedAdam(ServerOptimizer):
-    """Adam on the server ("Adaptive federated optimization", algorithm 2, Reddi et al. 2021).
+class FedAdagrad(ServerOptimizer):
+    """Adagrad on the server ("Adaptive federated optimization", algorithm 2, Reddi et al. 2021; Duchi et al. 2011).
 
-        m' = momentum m + (1 - momentum) change;  v' = beta2 v + (1 - beta2) change^2
+        m' = momentum m + (1 - momentum) change;  v' = v + change^2
         x' = x + lr m' / (sqrt(v') + tau)
 
-    v begins at tau^2, without bias correction, as in the paper.
+    v begins at tau^2, as in the paper. It only grows, so steps become smaller.
 
-    >>> FedAdam(lr=0.1, momentum=0.0, beta2=0.0, tau=1e-9).step(np.float32([1]), np.float32([7]), {})[0]
-    array([1.1], dtype=float32)
+    >>> FedAdagrad().second(np.float32([4]), np.float32([1]))
+    array([5.], dtype=float32)
     """
 
     lr: float = 1.0
-    momentum: float = 0.9
-    beta2: float = 0.99
+    momentum: float = 0.0
     tau: float = 1e-3
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
@@ -128,6 +127,23 @@ class FedAdam(ServerOptimizer):
 
     def second(self, v: Vector, square: Vector) -> Vector:
         """Return the next v of a block."""
+        return v + square
+
+
+@dataclass(frozen=True)
+class FedAdam(FedAdagrad):
+    """Adam on the server (Reddi et al. 2021): FedAdagrad with v' = beta2 v + (1 - beta2) change^2.
+
+    There is no bias correction, as in the paper.
+
+    >>> FedAdam(lr=0.1, momentum=0.0, beta2=0.0, tau=1e-9).step(np.float32([1]), np.float32([7]), {})[0]
+    array([1.1], dtype=float32)
+    """
+
+    momentum: float = 0.9
+    beta2: float = 0.99
+
+    def second(self, v: Vector, square: Vector) -> Vector:
         kept = np.float32(self.beta2)
         return kept * v + (1 - kept) * square
 
@@ -150,22 +166,6 @@ class FedYogi(FedAdam):
         return moved
 
 
-@dataclass(frozen=True)
-class FedAdagrad(FedAdam):
-    """Adagrad on the server (Reddi et al. 2021; Duchi et al. 2011): FedAdam with v' = v + change^2.
-
-    Steps only become smaller. The default is no momentum; beta2 has no meaning here.
-
-    >>> FedAdagrad().second(np.float32([4]), np.float32([1]))
-    array([5.], dtype=float32)
-    """
-
-    momentum: float = 0.0
-
-    def second(self, v: Vector, square: Vector) -> Vector:
-        return v + square
-
-
 def _state_or_default(state: State, name: str, like: Vector, begin: float) -> Vector:
     return state[name] if name in state else np.full_like(like, begin)
 
@@ -177,9 +177,7 @@ def settings(name: str) -> Iterator[str]:
     (['momentum'], ['momentum', 'tau'])
     """
     known = inspect.signature(optimizers.find(name)).parameters
-    for key in SETTINGS:
-        if key in known and (name, key) != ("fedadagrad", "beta2"):
-            yield key
+    yield from (key for key in SETTINGS if key in known)
 
 
 def server_optimizer(server: ServerSection) -> ServerOptimizer:

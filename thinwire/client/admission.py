@@ -43,7 +43,6 @@ from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
 
 SPENDS_NOTHING = Prospect()  # the prospect of an assignment that spends no privacy
-PRIVATE = frozenset(f"privacy.{mode}" for mode in ("central", "distributed", "local", "example"))
 
 
 def local_time() -> datetime:
@@ -76,7 +75,7 @@ class AdmissionController:
         carries: frozenset[str] = frozenset(),
         account: Account | None = None,
     ) -> None:
-        self._carries, self._account = carries | PRIVATE, account
+        self._carries, self._account = carries, account
         self._keeps_ledger = (
             account is not None or policy is not None or folder is not None
         )  # a simulated client does not

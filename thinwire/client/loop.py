@@ -300,13 +300,13 @@ class Loop:
         if assignment.run != self._run:
             self._run = assignment.run
             self.say(f"works on {assignment.run}")  # the lines that follow have the number of a round alone
-        delivered_at = time.monotonic()
+        began_at = time.monotonic()
         try:
-            begun = handler.begin(delivery, cancelled, self.say, delivered_at - came_at, send)
+            begun = handler.begin(delivery, cancelled, self.say, began_at - came_at, send)
         except Cancelled:
             self._withdrawn(handler, assignment)
             return
-        since = delivered_at if overlaps else came_at
+        since = began_at if overlaps else came_at
         if overlaps or assignment.secure is not None:
             self._background_sender.put(lambda: self._finish(handler, begun, delivery, since))
         else:

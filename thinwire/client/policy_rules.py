@@ -55,9 +55,8 @@ class PolicyContext:
     `now` is local time, None if the clock is not trusted (`no_clock` has the reason). `admitted` is the number of
     assignments of the same kind that were admitted today, without this one. It is None if the counts are unreadable
     (`no_counts` has the reason). `metered` is None if not known. `carries` are the parts of a plan that this client
-    carries out: "secure", with what of [secure] not every device has ("secure.post_quantum" and "secure.malicious"),
-    and the values of [privacy] mode ("privacy.central"). `selected` is the number of clients in the terms of a round
-    under masks, None before the terms are known.
+    carries out: "secure", with what of [secure] not every device has ("secure.post_quantum" and "secure.malicious").
+    `selected` is the number of clients in the terms of a round under masks, None before the terms are known.
 
     Of a private plan, by the device's own ledger: `epsilon_after` is what its data set would have spent after this
     assignment, at the policy's `max_delta`. `participations` is the data set's number in this population, without this
@@ -210,8 +209,6 @@ def _threshold(assignment: _Assignment) -> Denied | None:
 
 def _privacy(assignment: _Assignment) -> Denied | None:
     mode = assignment.plan.privacy.mode
-    if mode != "off" and f"privacy.{mode}" not in assignment.facts.carries:
-        return Denied("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
     if assignment.policy.privacy is not None and mode not in assignment.policy.privacy:
         return Denied("privacy", f'mode = "{mode}" is not private enough here')
     if mode != "off" and assignment.kind == "evaluate":

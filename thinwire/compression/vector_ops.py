@@ -179,7 +179,7 @@ def root_of(squares: NDArray[np.float64], size: int) -> float:
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits except the sign
 
 
-REPLACEMENT = 4096  # room for more indices than expected
+MARGIN = 4096  # room for more indices than expected
 AHEAD = 16  # the kernel writes sixteen before it knows how many of them count
 Found: TypeAlias = tuple[NDArray[np.integer[Any]], NDArray[np.uint32]]
 
@@ -202,7 +202,7 @@ def reaching(values: Vector, least: np.uint32, share: float) -> Found:
     x = values.ctypes.data
 
     def part(a: int, b: int) -> Found:
-        room = min(b - a, int(1.2 * share * (b - a)) + REPLACEMENT) + AHEAD
+        room = min(b - a, int(1.2 * share * (b - a)) + MARGIN) + AHEAD
         while True:
             places, bits = np.empty(room, np.int32), np.empty(room, np.uint32)
             count = run(x + 4 * a, b - a, least, a, room, places.ctypes.data, bits.ctypes.data)

@@ -10,8 +10,8 @@ Invariant:
 - A device has at most one update in a buffer. Its second reply is deferred to the next buffer.
 - An idle device without an update in the buffer gets an assignment at once, while fewer than `max_concurrency` devices
   work. Devices with an update in it follow: each gets one follow-up assignment, for the next buffer.
-- The buffer closes with `buffer` when it holds `target` updates, and it never holds more. It closes with `enough` when
-  no device without an update in it works or can be selected. Then every online device has an update in it.
+- The buffer closes with `buffer` when it holds `target_updates` updates, and it never holds more. It closes with
+  `enough` when no device without an update in it works or can be selected. Then every online device has one there.
 - No buffer waits for a device that missed the deadline of its assignment. The late update of such a device counts.
 
 Paper: FedBuff (Nguyen et al. 2022).

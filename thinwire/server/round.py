@@ -5,12 +5,12 @@ reasons of drops are `late`, `stale` and `duplicate`. A reply that arrived befor
 its aggregation ends. A round closes when all updates that it accepted are aggregated or rejected. It closes for one
 reason, which the journal, the command line and the dashboard all show.
 
-Fewer replies than `target` may be possible: devices were lost, updates could not be aggregated, or `max_concurrency`
-held selections back. Then the round selects replacements, as long as they have time to reply. The table of states is
-short:
+Fewer replies than `target_updates` may be possible: devices were lost, updates could not be aggregated, or
+`max_concurrency` held selections back. Then the round selects replacements, as long as they have time to reply. The
+table of states is short:
 
-    open      the round accepts replies until `target` are aggregated, no device is outstanding, the deadline passes,
-              or a person stops the run
+    open      the round accepts replies until `target_updates` are aggregated, no device is outstanding, the deadline
+              passes, or a person stops the run
     shut      the round accepts nothing more and defers what comes to the next round; aggregation still runs; the round
               is open again when an update is rejected in time and another device can be selected
     closed    the reason is fixed

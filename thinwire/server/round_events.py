@@ -38,9 +38,9 @@ class RoundConfig:
     `assignments` maps each selected device to its `assignment_id`. `earlier` holds the devices that still work on an
     assignment of an earlier round. `slowest_s` gives the seconds of a device's slowest recent reply.
 
-    In a buffered round (`buffered_round.py`) three fields mean something else. The round is full when it holds `target`
-    updates. `deadline_s` applies to each assignment, counted from when it was made. `follow_up` returns the
-    `assignment_id` of a device's follow-up assignment, or "" if the device cannot get one now.
+    In a buffered round (`buffered_round.py`) three fields mean something else. The round is full when it holds
+    `target_updates` updates. `deadline_s` applies to each assignment, counted from when it was made. `follow_up`
+    returns the `assignment_id` of a device's follow-up assignment, or "" if the device cannot get one now.
     """
 
     number: int

@@ -118,17 +118,12 @@ class RunLimits:
 
 MEMORY_SHARE: Final = 0.8  # of the memory that is available at the start
 VECTORS_OF_A_RUN: Final = 4  # the model, the sum, one decoded update, and a copy that is being written
-OPTIMIZER_VECTORS: Final[Mapping[str, int]] = {
-    "fedavg": 0, "fedavgm": 1, "fedadagrad": 1, "fedadam": 2, "fedyogi": 2,
-}  # fmt: skip
+OPTIMIZER_VECTORS: Final[Mapping[str, int]] = {"fedavg": 0, "fedavgm": 1}  # any other has two, as FedAdam
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def vectors_of(plan: RunPlan) -> int:
-    """Return how many vectors of the model's size a run holds in memory at once, as an estimate.
-
-    An optimizer of another package counts as two.
-    """
+    """Return how many vectors of the model's size a run holds in memory at once, as an estimate."""
     found = VECTORS_OF_A_RUN + OPTIMIZER_VECTORS.get(plan.server.optimizer, 2)
     found += 2 if plan.downlink.compressed else 0  # the replica, and the change that is encoded
     found += 1 if plan.has_client_state else 0  # the sum of what all devices have sent

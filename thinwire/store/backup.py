@@ -70,7 +70,7 @@ class Entry:
 class Manifest:
     """Holds the last member of a backup: a file without it is incomplete."""
 
-    delivered_at: float  # wall clock
+    backed_up_at: float  # wall clock
     thinwire: str  # the version of thinwire that wrote it
     files: dict[str, Entry] = field(default_factory=dict)
 
@@ -92,10 +92,10 @@ class Manifest:
                 str(name): Entry(int(e["size"]), str(e["sha256"]), int(e["mtime_ns"]))
                 for name, e in said["files"].items()
             }
-            delivered_at = float(said["delivered_at"])
-            if not math.isfinite(delivered_at) or any(not 0 <= entry.mtime_ns < 2**63 for entry in files.values()):
+            backed_up_at = float(said["backed_up_at"])
+            if not math.isfinite(backed_up_at) or any(not 0 <= entry.mtime_ns < 2**63 for entry in files.values()):
                 raise ValueError("something in it is of no time")
-            return cls(delivered_at, str(said["thinwire"]), files)
+            return cls(backed_up_at, str(said["thinwire"]), files)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError("its list of files is not readable") from error
 
@@ -113,7 +113,7 @@ def put_manifest(tar: tarfile.TarFile, manifest: Manifest) -> None:
     """Add the manifest, which completes the backup."""
     data = manifest.to_bytes()
     info = tarfile.TarInfo(MANIFEST)
-    info.size, info.mtime, info.mode = len(data), int(manifest.delivered_at), 0o600
+    info.size, info.mtime, info.mode = len(data), int(manifest.backed_up_at), 0o600
     tar.addfile(info, io.BytesIO(data))
 
 
@@ -202,8 +202,8 @@ def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
         )
     try:
         with lock_file(home.root / "backup.lock"), _stage(home.root / STAGE) as stage:
-            delivered_at = _collect(home, stage)
-            return _write(stage, target, Manifest(delivered_at, version))
+            backed_up_at = _collect(home, stage)
+            return _write(stage, target, Manifest(backed_up_at, version))
     except OSError as error:
         raise disk_error(error, target) from error
 
@@ -223,7 +223,7 @@ def _collect(home: AggregatorHome, stage: Path) -> float:
         shutil.rmtree(stage)
         private_folder(stage)
         _link(home.root, stage)
-        delivered_at = time.time()
+        backed_up_at = time.time()
         copy_file(home.database, stage / DATABASE)
         _link(home.root, stage)
         leave_out(stage, stage / DATABASE)
@@ -232,7 +232,7 @@ def _collect(home: AggregatorHome, stage: Path) -> float:
             _certificates(home.root / "tls", private_folder(stage / "tls"))
             with contextlib.suppress(FileNotFoundError):
                 shutil.copy2(home.report_key, stage / REPORT_KEY)
-            return delivered_at
+            return backed_up_at
     raise DataLost(
         f"{missing[0]} is missing", why="the database speaks of it, and a run that is not over needs it",
         hint="stop the aggregator and try again; if it is missing then too, thinwire runs stop that run",
@@ -391,7 +391,7 @@ def _unpack(source: Path, folder: Path) -> tuple[Manifest, int]:
             require_known(connection, revision, str(source), hint)
     renew(folder / DATABASE)
     end_sessions(folder / DATABASE)
-    reservations = lose_reservations(folder / DATABASE, manifest.delivered_at)
+    reservations = lose_reservations(folder / DATABASE, manifest.backed_up_at)
     for path in [folder, folder / DATABASE, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_path(path)
     return manifest, reservations

@@ -286,7 +286,7 @@ def backup(
             "file": str(file),
             "bytes": written,
             "files": len(manifest.files),
-            "delivered_at": manifest.delivered_at,
+            "backed_up_at": manifest.backed_up_at,
         }
         console.document(found | {"not_in_it": elsewhere})
         return
@@ -316,13 +316,13 @@ def restore(
 
     place = AggregatorHome(find_home(home) / "aggregator")
     restored = put_back(file.absolute(), place, force, end_restored)
-    delivered_at, replaced = restored.manifest.delivered_at, restored.replaced
+    backed_up_at, replaced = restored.manifest.backed_up_at, restored.replaced
     if json:
         moved = str(replaced) if replaced else None
         console.document(
             {
                 "home": str(place.root.parent),
-                "delivered_at": delivered_at,
+                "backed_up_at": backed_up_at,
                 "replaced": moved,
                 "privacy": restored.reservations,
             }
@@ -330,7 +330,7 @@ def restore(
         return
     joined = not replaced and any((place.root / "tls").glob("*.ca.pem"))  # a backup has the CA and not the options
     start = command_line(start_command(replaced or place.root, reachable=joined), home)
-    console.line(f"{place.root} is as it was {console.ago(delivered_at)}; go on: {start}")
+    console.line(f"{place.root} is as it was {console.ago(backed_up_at)}; go on: {start}")
     if replaced:
         console.line(f"what was there is now {replaced}")
     if restored.reservations:

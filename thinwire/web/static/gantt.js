@@ -5,7 +5,7 @@ import { useTime } from "./live.js";
 import { MAX_BARS } from "./heat.js";
 import { Outcome, reasonOf, restarted } from "./parts.js";
 
-export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "work", "unaccounted", "upload"]; // as thinwire/reports/round_timing.py names them
+export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "work", "unaccounted", "upload"]; // as thinwire/store/round_timing.py names them
 const RARE = ["redelivery", "unaccounted", "work"]; // they stand in the legend only where one is drawn
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const ROWS = [40, 20]; // rows at first, on a wide screen and on a narrow one: of more clients, those that the round waited for

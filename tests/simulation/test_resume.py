@@ -322,6 +322,15 @@ def test_a_kill_while_a_clients_files_are_removed_loses_no_values(
     assert ({**found.arrays}.keys(), {**found.context}.keys()) == (values.keys(), state.keys())
 
 
+def test_the_values_of_a_state_of_which_another_file_is_damaged_stay(tmp_path: Path) -> None:
+    own, ones = tmp_path / "clients" / "sim-01", np.ones(3, np.float32)
+    shared_folder(own, "small-1").commit(ClientRunState(1, identity="beef", residual=ones, personal={"3.bias": ones}))
+    next(own.glob("runs/small-1/residual-*")).write_bytes(b"")
+    (tmp_path / "spool").mkdir()
+    keep_personal_values(tmp_path, "small-1")
+    assert saved_values(own, "small-1", "beef") is not None
+
+
 @pytest.mark.parametrize("kind", ["stop-run", "stop-after-round"])
 def test_a_command_to_stop_stays_until_it_has_taken_effect_also_over_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

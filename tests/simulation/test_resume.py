@@ -355,6 +355,15 @@ def test_a_command_to_stop_stays_until_it_has_taken_effect_also_over_a_kill(
         assert store.commands.pending() == []
 
 
+def test_a_command_to_stop_that_comes_with_the_end_is_answered_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_queue, "time", SimpleNamespace(monotonic=lambda: 1.0))  # no queue looks twice
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        run(tmp_path, plan=plan(rounds=1), on_round=lambda event: store.commands.add("stop-run", "small-1"))
+        assert (store.run("small-1").status, store.commands.pending()) == ("done", [])
+
+
 def test_what_a_client_commits_is_synced_as_the_journal_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, sync = set[str](), os.fsync
 

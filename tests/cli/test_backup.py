@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cli_story import told
+from tests.support.cli_story import LAYOUT, PLAN, told
+from thinwire.core import RunPlan
+from thinwire.core.fleet import TaskReport
 from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import AggregatorHome, hold
+from thinwire.store import Store
+
+PRIVACY = '\n[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\nsampling_rate = 0.5\n'
 
 
 def test_a_backup_becomes_another_home(thinwire, home, tmp_path):
@@ -55,6 +60,23 @@ def test_what_is_there_is_moved_aside_only_by_force(thinwire, home, tmp_path):
     said = thinwire("aggregator", "restore", file, "--force", "--home", home)
     assert f"go on: thinwire aggregator start --listen 10.0.0.7:9090 --san agg --home {home}\n" in said.out
     assert AggregatorHome(home / "aggregator").database.exists()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "source", "is_said"),
+    [(PRIVACY, "devices", True), (PRIVACY, "sim", False), ("", "devices", False)],
+    ids=["private", "private simulation", "without privacy"],
+)
+def test_a_restore_says_that_private_rounds_wait_also_before_the_first_one(
+    thinwire, home, tmp_path, privacy, source, is_said
+):
+    """Rounds that were made since the backup are in no ledger then."""
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.create_run("toy", RunPlan.parse(PLAN + privacy), LAYOUT, TaskReport("toy"), source=source)
+    thinwire("aggregator", "backup", tmp_path / "b.tar", "--home", home)
+    said = thinwire("aggregator", "restore", tmp_path / "b.tar", "--force", "--home", home)
+    note = f"private rounds wait until a person has settled what was spent since: thinwire privacy ledger --home {home}"
+    assert (said.code, note in said.err) == (0, is_said)
 
 
 def test_nothing_is_restored_under_a_running_aggregator(thinwire, home, tmp_path):

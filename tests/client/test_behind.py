@@ -117,3 +117,29 @@ def test_who_waits_is_let_go_when_the_program_ends() -> None:
     assert not sender.drained()
     gate.set()
     sender.close()
+
+
+def test_the_end_waits_for_an_encode_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It commits at its end: a program that ended before that would lose the update, or commit beside its last save."""
+    begun, waits, done = threading.Event(), threading.Event(), list[str]()
+    join = threading.Thread.join
+
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        if timeout is None:
+            waits.set()
+        join(thread, timeout)
+
+    def encode() -> None:
+        begun.set()
+        waits.wait(WAIT_S)
+        done.append("committed")
+
+    sender = BackgroundSender(lambda error: None, threading.Event())
+    sender.put(encode)
+    assert begun.wait(WAIT_S)
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    try:
+        sender.close()
+        assert done == ["committed"]
+    finally:
+        waits.set()

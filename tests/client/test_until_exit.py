@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -106,6 +107,23 @@ def test_the_end_of_a_run_is_durable_at_once(tmp_path):
     handler.stop(lax.assign(2, kind="stop").assignment, lax.said.append)
     assert [path.name for path in (tmp_path / "device" / "runs" / RUN).iterdir()] == ["state.json"]
     assert answered(lax, lax.handler(), 3)[0][0] == 2
+
+
+def test_the_mark_is_removed_durably(tmp_path, monkeypatch):
+    """A power failure would bring it back, and what was saved would be discarded."""
+    lax, fsync, synced = device(tmp_path), os.fsync, list[tuple[str, bool]]()
+    handler = lax.handler()
+    answered(lax, handler, 1)
+    mark = tmp_path / "device" / "runs" / RUN / MARK
+    assert mark.exists()
+
+    def noted(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), mark.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    handler.save(lax.said.append)
+    assert synced[-1] == (str(mark.parent), False)
 
 
 def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_again(tmp_path):

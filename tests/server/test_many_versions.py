@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -105,3 +105,24 @@ def test_200_versions_decode_to_equal_digests_on_every_path(tmp_path: Path, spec
     assert in_full["one-by-one"] == 3, "at first, and at each full version"
     assert len(taken["gaps"]) > in_full["gaps"] or spec == 'layers("b"=fp16; *=topk(0.1))'
     assert in_full["behind"] == len(taken["behind"]), "the log was cut"
+
+
+@pytest.mark.parametrize("other", [lambda right: bytes(len(right)), lambda right: right + b"x"], ids=["bytes", "size"])
+def test_a_bundle_that_an_earlier_process_left_is_sent_only_if_it_has_the_parts(
+    tmp_path: Path, other: Callable[[bytes], bytes]
+) -> None:
+    """A backup may hold one of a version that was made after its database was copied, and is made again."""
+    aggregator, replica = Aggregator(tmp_path, "qsgd(4)"), ModelReplica(LAYOUT, "qsgd(4)")
+    aggregator.step(1)
+    aggregator.bring("pi-01", replica)
+    aggregator.step(2)
+    aggregator.step(3)
+    aggregator.run_state.bases.held["pi-01"] = 1
+    path = aggregator.sending.bundle(aggregator.sending.payload_for("pi-01"))
+    assert path is not None
+    assert path.suffix not in (".model", ".replica", ".change"), "the parts of several files"
+    right = path.read_bytes()
+    path.write_bytes(other(right))
+    aggregator.restart()
+    assert aggregator.sending.bundle(aggregator.sending.payload_for("pi-01")) == path
+    assert path.read_bytes() == right

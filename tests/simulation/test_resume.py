@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -22,15 +23,18 @@ from tests.support.fork_server import run_forked
 from tests.support.processes import environment
 from tests.support.small_task import normed, plan_of, task_of
 from thinwire import simulate
+from thinwire.client.personal_files import saved_values
+from thinwire.client.run_state import ClientRunState
 from thinwire.core import RunPlan
 from thinwire.core.errors import NotWritten, Refused
-from thinwire.core.events import Event, RoundClosed, RunStatusChanged
+from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.statedir import AggregatorHome, Held, own, take_over
+from thinwire.server import command_queue
 from thinwire.server.context import RunContext
 from thinwire.server.run_deletion import delete_run
 from thinwire.server.run_end import end_abandoned
 from thinwire.simulation import History, storage
-from thinwire.simulation.storage import SharedFolder, keep_personal_values
+from thinwire.simulation.storage import SharedFolder, keep_personal_values, shared_folder
 from thinwire.store import FileSpool, Store
 
 SECTIONS = """
@@ -290,6 +294,74 @@ def test_an_end_that_is_killed_loses_no_clients_values(tmp_path: Path, monkeypat
     assert len(removed) < dies_at, "the last one was not killed"
     assert all(end == ends[-1] for end in ends)
     assert all({"3.weight", "3.bias", "context/times"} <= set(values) for values in ends[-1].values())
+
+
+@pytest.mark.parametrize("first", ["context-", "personal-"])
+def test_a_kill_while_a_clients_files_are_removed_loses_no_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A file system gives the files of a folder in any order, so any one of them may be gone already."""
+    own, rmtree = tmp_path / "clients" / "sim-01", shutil.rmtree
+    values, state = {"3.bias": np.ones(3, np.float32)}, {"times": np.full(1, 7)}
+    shared_folder(own, "small-1").commit(ClientRunState(1, identity="beef", personal=values, context=state))
+    (tmp_path / "spool").mkdir()
+
+    def remove(path: Path, ignore_errors: bool) -> None:
+        if path == own / "runs":
+            (found,) = path.glob(f"small-1/{first}*")
+            found.unlink()
+            raise Killed
+        rmtree(path, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(storage, "shutil", SimpleNamespace(rmtree=remove))
+        keep_personal_values(tmp_path, "small-1")
+    keep_personal_values(tmp_path, "small-1")
+    assert [path.name for path in own.rglob("*")] == ["personal", "small-1.safetensors"]
+    assert (found := saved_values(own, "small-1", "beef")) is not None
+    assert ({**found.arrays}.keys(), {**found.context}.keys()) == (values.keys(), state.keys())
+
+
+def test_the_values_of_a_state_of_which_another_file_is_damaged_stay(tmp_path: Path) -> None:
+    own, ones = tmp_path / "clients" / "sim-01", np.ones(3, np.float32)
+    shared_folder(own, "small-1").commit(ClientRunState(1, identity="beef", residual=ones, personal={"3.bias": ones}))
+    next(own.glob("runs/small-1/residual-*")).write_bytes(b"")
+    (tmp_path / "spool").mkdir()
+    keep_personal_values(tmp_path, "small-1")
+    assert saved_values(own, "small-1", "beef") is not None
+
+
+@pytest.mark.parametrize("kind", ["stop-run", "stop-after-round"])
+def test_a_command_to_stop_stays_until_it_has_taken_effect_also_over_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(command_queue, "COMMANDS_READ_S", 0.0)
+    record = RunContext.record
+
+    def commanded(running: RunContext, *events: Event, **more: Any) -> None:
+        if any(isinstance(event, RoundClosed) for event in events):
+            raise Killed
+        record(running, *events, **more)
+        if any(isinstance(event, RoundOpened) for event in events):
+            running.store.commands.add(kind, running.run_id)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(RunContext, "record", commanded)
+        run(tmp_path)
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        assert [command.kind for command in store.commands.pending()] == [kind]
+        again = run(tmp_path)
+        assert (again.run.run_id, again.run.status, len(again.rounds)) == ("small-1", "stopped", 1)
+        assert store.commands.pending() == []
+
+
+def test_a_command_to_stop_that_comes_with_the_end_is_answered_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_queue, "time", SimpleNamespace(monotonic=lambda: 1.0))  # no queue looks twice
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        run(tmp_path, plan=plan(rounds=1), on_round=lambda event: store.commands.add("stop-run", "small-1"))
+        assert (store.run("small-1").status, store.commands.pending()) == ("done", [])
 
 
 def test_what_a_client_commits_is_synced_as_the_journal_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -103,6 +104,27 @@ def test_a_folder_that_lacks_what_a_run_needs_is_not_passed_off_as_a_backup(
     assert not (tmp_path / "b.tar").exists()
     place.store.record(place.run_id, [status("stopped")])
     back_up(place.home, tmp_path / "b.tar", "1")
+
+
+def test_a_folder_that_vanishes_meanwhile_is_no_reason_to_fail(
+    place: Place, tmp_path: Path, there: AggregatorHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a device's replies in the spool, once the last one of a run is aggregated."""
+    gone, scandir = place.home.spool / "digits-0", os.scandir
+    gone.mkdir()
+
+    def scanned(path: Any = ".") -> Any:
+        if str(path) == str(gone):
+            gone.rmdir()
+        return scandir(path)
+
+    before = contents(place.home)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scanned)
+        back_up(place.home, tmp_path / "b.tar", "1")
+    backup.restore(tmp_path / "b.tar", there, force=False)
+    assert not gone.exists()
+    assert contents(there) == before
 
 
 def test_what_strangers_named_does_not_stand_in_the_way(place: Place, tmp_path: Path, there: AggregatorHome) -> None:

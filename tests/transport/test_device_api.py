@@ -13,12 +13,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.device_by_hand import Caller
-from tests.support.fleet_words import answer, answers_now, hello
+from tests.support.fleet_words import answer, answers_now, envelope, hello, polled
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit, reply_to_bytes
-from thinwire.core.types import Failure
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.flower import FlowerFleet
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, pack
 
@@ -184,3 +184,18 @@ def test_a_refusal_tells_the_client_to_stop_or_to_try_again(here: Place) -> None
         link.pull(0.0)
     assert refused.value.exit_code == 5
     assert "revoked" in refused.value.why
+
+
+def test_a_reply_to_an_assignment_that_a_restored_run_makes_again_arrives_again(here: Place) -> None:
+    """The device sent it before the run was restored, and has the same reply for the same assignment."""
+    caller, reply = Caller(here), answer("pi-1", "assignment-1", 1, b"abc")
+    caller.hello()
+    assert caller.push(reply, b"abc") == (200, "")  # its outbox, before the run makes the assignment
+    here.fleet.ack([polled(here.fleet, ReplyHeader).update_id])
+    here.fleet.send([envelope("pi-1", "assignment-1")])
+    assert caller.pull() == (200, "")
+    assert caller.push(reply, b"abc") == (200, "")
+    assert polled(here.fleet, ReplyHeader).update_id == reply.update_id
+    assert [bytes(part) for part in here.fleet.open(reply.update_id)] == [b"abc"]
+    assert caller.push(reply, b"abc") == (200, "")
+    assert not answers_now(here.fleet), "it is a duplicate now"

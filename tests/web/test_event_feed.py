@@ -299,3 +299,28 @@ def test_eight_tabs_follow_the_journal_over_the_six_connections_of_a_browser(sto
             tab.close()
         run.status("running", "goes on")
         expect(tabs[-1].locator("#journal")).to_contain_text("goes on")
+
+
+BY_HAND = """() => {
+  window.EventSource = class extends EventTarget {
+    constructor() { super(); window.stream = this; setTimeout(() => this.dispatchEvent(new Event("open"))); }
+    close() {}
+  };
+}"""
+
+
+def test_an_event_that_the_list_and_the_stream_both_have_is_shown_once(store: Store, run: Told, look: Open):
+    """The list may have an event whose message is still on its way."""
+    with showing(store.url, None) as shown:
+        page = look(shown.url, f"runs/{run.run_id}")
+        page.evaluate(BY_HAND)
+        page.get_by_text("Every decision of this run").click()
+        rows = page.locator("#journal tbody tr")
+        expect(page.locator("#journal")).to_contain_text("Round opened")
+        listed = page.request.get(f"{shown.url}/api/v1/runs/{run.run_id}/events").json()
+        expect(rows).to_have_count(len(listed))
+        later = {**listed[-1], "id": "another", "why": "the one after it"}
+        for one in map(json.dumps, (listed[-1], later)):
+            page.evaluate("(data) => stream.dispatchEvent(new MessageEvent('journal', { data }))", one)
+        expect(page.locator("#journal")).to_contain_text("the one after it")
+        expect(rows).to_have_count(len(listed) + 1)

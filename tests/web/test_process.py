@@ -13,6 +13,8 @@ import pytest
 from tests.support.fork_server import run_forked
 from tests.support.processes import environment
 from tests.support.serving import command, serving
+from thinwire.core.start_options import StartOptions
+from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 from thinwire.web.__main__ import main
 
@@ -55,6 +57,17 @@ def test_a_port_that_is_taken_is_refused(store: Store):
         assert ended.returncode == 4
         why = "the port is taken by another process\ntry:   --listen "
         assert ended.stderr.startswith(f"error: cannot listen on {served.address}\nwhy:   {why}")
+
+
+def test_beyond_loopback_it_names_the_last_start_with_such_a_dashboard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    place = AggregatorHome.under(tmp_path)
+    place.lock.touch()
+    StartOptions({"listen": "0.0.0.0:9443", "no_dashboard": True}).save(place.root)
+    assert main(["--database", str(place.database), "--listen", "0.0.0.0:8080"]) == 2
+    start = f"thinwire aggregator start --listen 0.0.0.0:9443 --dashboard 0.0.0.0:8080 --home {tmp_path}"
+    assert f"try:   {start}, which issues one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,17 @@ def reachable_command(place: Path | None, home_option: str = "") -> str:
     return f"thinwire aggregator stop{home_option} && {start}" if running else start
 
 
-def start_command(place: Path | None, reachable: bool = False) -> str:
+def start_command(place: Path | None, reachable: bool = False, dashboard: str = "") -> str:
     """Return `aggregator start` with the options of the last start in `place`; without any if there was none.
 
-    With `reachable` the device API listens where other machines reach it, on the port of the last start.
+    With `reachable` the device API listens where other machines reach it, on the port of the last start. With
+    `dashboard` the dashboard listens at that address.
     """
     last = (StartOptions.load(place) if place else None) or StartOptions()
     if reachable:
         port = str(last.options.get("listen", "")).rpartition(":")[2]
         listen = f"0.0.0.0:{port if port.isdecimal() and int(port) else DEVICE_API_PORT}"
         last = replace(last, options={"listen": listen, **last.without("listen").options})
+    if dashboard:
+        last = replace(last, options={**last.without("no_dashboard").options, "dashboard": dashboard})
     return shlex.join(["aggregator", "start", *last.words()])

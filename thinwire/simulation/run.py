@@ -238,12 +238,12 @@ def run_sim(
             if isinstance(event, ClientFailed):
                 on_error(event, last_error(population.folder / event.device))
 
-        commands = CommandQueue(store.commands)
         row = drive(
             run_id, store=store, fleet=fleet, home=home, clock=clock, on_event=observe, holdout=holdout,
-            commands=RunCommands(partial(commands.stop_command, run_id)),
+            commands=RunCommands(partial(CommandQueue(store.commands).stop_command, run_id)),
         )  # fmt: skip
         if row.status in ENDED:  # not before: a killed process would forget a command that had no effect yet
+            commands = CommandQueue(store.commands)  # a new one also has those that came with the end
             for kind in ("stop-run", "stop-after-round"):
                 commands.answer_all(kind, run_id)
         if state and row.status in ENDED:

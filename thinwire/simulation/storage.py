@@ -342,12 +342,12 @@ def keep_personal_values(folder: Path, run_id: str) -> None:
         return
     keeps = False
     for own in clients.glob("*/"):
-        path = run_path(own, run_id)
+        path, kept = run_path(own, run_id), own / PERSONAL / f"{run_id}.safetensors"
         if any(path.glob("personal-*")) or any(path.glob("context-*")):
             state, damaged = RunFolder(path).load()
-            if not damaged:  # else a call was killed while it removed these files, and had saved the values
+            if not (damaged and kept.exists()):  # else a killed call had saved the values, and removed some files
                 save_values(own, run_id, state)
-        keeps = _remove_all_but(own, own / PERSONAL / f"{run_id}.safetensors") or keeps
+        keeps = _remove_all_but(own, kept) or keeps
     for unneeded in [spool] if keeps else [clients, folder]:
         shutil.rmtree(unneeded, ignore_errors=True)
 

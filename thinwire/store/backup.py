@@ -297,12 +297,14 @@ def _write(stage: Path, target: Path, manifest: Manifest) -> Manifest:
 class Restored:
     """Holds the result of a restore; `replaced` is the new path of the previous state directory, if there was one.
 
-    `reservations` is the number of entries in the privacy ledger, which lacks those since the backup.
+    `reservations` is the number of entries in the privacy ledger, which lacks those since the backup, and
+    `private_runs` that of private runs on devices: the lost aggregator may have made the first round of one.
     """
 
     manifest: Manifest
     replaced: Path | None
     reservations: int = 0
+    private_runs: int = 0
 
 
 def restore(
@@ -330,7 +332,7 @@ def restore(
                 )  # fmt: skip
             shutil.rmtree(draft, ignore_errors=True)
             try:
-                manifest, reservations = _unpack(source, private_folder(draft))
+                manifest, counts = _unpack(source, private_folder(draft))
                 _prepare(draft / DATABASE, prepare)
                 aside = _aside(home.root)
                 _swap(draft, home.root, aside)
@@ -338,7 +340,7 @@ def restore(
                 shutil.rmtree(draft, ignore_errors=True)
         if not occupied:
             shutil.rmtree(aside, ignore_errors=True)
-        return Restored(manifest, aside if occupied else None, reservations)
+        return Restored(manifest, aside if occupied else None, *counts)
     except OSError as error:
         raise disk_error(error, home.root) from error
 
@@ -375,7 +377,7 @@ def _aside(root: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _unpack(source: Path, folder: Path) -> tuple[Manifest, int]:
+def _unpack(source: Path, folder: Path) -> tuple[Manifest, tuple[int, int]]:
     try:
         with open(source, "rb") as file:
             manifest = take_out(file, folder)
@@ -391,7 +393,7 @@ def _unpack(source: Path, folder: Path) -> tuple[Manifest, int]:
             require_known(connection, revision, str(source), hint)
     renew(folder / DATABASE)
     end_sessions(folder / DATABASE)
-    reservations = lose_reservations(folder / DATABASE, manifest.backed_up_at)
+    counts = lose_reservations(folder / DATABASE, manifest.backed_up_at)
     for path in [folder, folder / DATABASE, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_path(path)
-    return manifest, reservations
+    return manifest, counts

@@ -107,18 +107,22 @@ def end_sessions(database: Path) -> None:
         restored.commit()
 
 
-def lose_reservations(database: Path, backed_up_at: float) -> int:
-    """Write into a restored privacy ledger that what was reserved since its backup is unknown; return its entries.
+def lose_reservations(database: Path, backed_up_at: float) -> tuple[int, int]:
+    """Write into a restored privacy ledger that what was reserved since its backup is unknown.
 
+    Return the number of its entries, and that of private runs on devices: rounds of these wait also without an entry.
     An open reservation stays spent and is never committed: the lost aggregator may have released its round.
     """
     with contextlib.closing(sqlite3.connect(database)) as restored:
         columns = [row[1] for row in restored.execute("PRAGMA table_info(privacy_ledger)")]
         if not columns:  # a store of an older version, which had no private runs
-            return 0
+            return 0, 0
         restored.execute("UPDATE privacy_ledger SET state = 'lost' WHERE state = 'reserved'")
         row = dict.fromkeys(columns, "") | {"id": None, "state": "unknown", "at": backed_up_at, "round": 0, "count": 0}
         places = ", ".join(f":{name}" for name in row)
         restored.execute(f"INSERT INTO privacy_ledger ({', '.join(row)}) VALUES ({places})", row)  # noqa: S608
         restored.commit()
-        return int(restored.execute("SELECT count(*) FROM privacy_ledger WHERE count > 0").fetchone()[0])
+        of_devices = f"runs WHERE {IS_PRIVATE} AND source = 'devices'"
+        counted = (f"SELECT count(*) FROM {found}" for found in ("privacy_ledger WHERE count > 0", of_devices))  # noqa: S608
+        entries, private_runs = (int(restored.execute(one).fetchone()[0]) for one in counted)
+        return entries, private_runs

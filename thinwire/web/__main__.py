@@ -39,6 +39,7 @@ from thinwire.core.log_file import MAX_LOG_BYTES, bounded_log
 from thinwire.core.net import bind, host_port, is_loopback
 from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
+from thinwire.store.database import database_url
 from thinwire.web.app import create_app
 from thinwire.web.connections import MAX_CONNECTIONS, BoundedProtocol
 from thinwire.web.settings import Settings, listen_address, lock_beside, reach_options
@@ -86,7 +87,8 @@ def _serve(given: argparse.Namespace) -> int:
             "--database has a password in it", why="every user of this machine can read a command line",
             hint="postgresql://USER@HOST/NAME, and the password in ~/.pgpass",
         )  # fmt: skip
-    host, port = listen_address(given.listen, tls=bool(given.cert and given.key))
+    lock = given.lock or lock_beside(database_url(given.database).render_as_string(hide_password=False))
+    host, port = listen_address(given.listen, tls=bool(given.cert and given.key), lock=lock)
     listener = bind(host, port, "--listen")
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(given.database))
@@ -99,8 +101,8 @@ def _serve(given: argparse.Namespace) -> int:
         if given.log:
             stack.enter_context(bounded_log(given.log, MAX_LOG_BYTES, outputs=(STDERR,)))
         settings = Settings(
-            database=given.database, host=host, port=listener.getsockname()[1],
-            lock=given.lock or lock_beside(store.url), names=tuple(given.name), tls=bool(given.cert), proxy=given.proxy,
+            database=given.database, host=host, port=listener.getsockname()[1], lock=lock, names=tuple(given.name),
+            tls=bool(given.cert), proxy=given.proxy,
         )  # fmt: skip
         if settings.lock:
             own = stack.enter_context(lock_file(settings.lock.with_name(DASHBOARD_LOCK)))

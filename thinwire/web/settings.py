@@ -71,8 +71,10 @@ def home_option(lock: Path | None) -> str:
     return f" --home {shlex.quote(str(home))}"
 
 
-def listen_address(text: str, tls: bool = False) -> tuple[str, int]:
+def listen_address(text: str, tls: bool = False, lock: Path | None = None) -> tuple[str, int]:
     """Parse HOST:PORT; an address beyond this machine's loopback is refused without TLS.
+
+    The refusal names the command that starts the aggregator with this `lock` and such a dashboard.
 
     >>> listen_address("127.0.0.1:8080"), listen_address("[::1]:0")
     (('127.0.0.1', 8080), ('::1', 0))
@@ -83,10 +85,11 @@ def listen_address(text: str, tls: bool = False) -> tuple[str, int]:
         why = "it reads HOST:PORT; a port is 1 to 65535, and 0 takes one that is free"
         raise UsageError(f"{text!r} is no address to listen on", why=why, hint="127.0.0.1:8080, for instance")
     if not tls and not is_loopback(host):
+        start = f"thinwire {start_command(lock and lock.parent, dashboard=text)}{home_option(lock)}"
         raise UsageError(
             f"the dashboard does not listen on {host}",
             why="it has no certificate, and whoever reads along could take over the session",
-            hint=f"thinwire aggregator start --dashboard {text}, which issues one; or ssh -L 8080:127.0.0.1:8080 HOST",
+            hint=f"{start}, which issues one; or ssh -L 8080:127.0.0.1:8080 HOST",
         )
     return host, int(port)
 

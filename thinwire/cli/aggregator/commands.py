@@ -333,7 +333,7 @@ def restore(
     console.line(f"{place.root} is as it was {console.ago(backed_up_at)}; go on: {start}")
     if replaced:
         console.line(f"what was there is now {replaced}")
-    if restored.reservations:
+    if restored.reservations or restored.private_runs:
         ledger = command_line("privacy ledger", home)
         console.note(f"private rounds wait until a person has settled what was spent since: {ledger}")
     console.note(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -19,6 +20,7 @@ from thinwire.core.statedir import AggregatorHome, hold, lock_file
 from thinwire.server.run_extension import extend_run
 from thinwire.store import Store
 from thinwire.store.read_models import CommandRow
+from thinwire.store.work_queue import Commands
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +115,27 @@ def test_with_an_aggregator_the_command_is_left_to_it(
     thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
     assert len(store.commands.pending()) == 1, "the command that is left is waited for"
     assert folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(("delete", "--yes"), "is deleted"), (("extend", "--rounds", "3"), "is queued for 3 more")]
+)
+def test_an_aggregator_that_has_answered_before_the_first_look_is_not_waited_for(
+    thinwire, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+):
+    answers: list[dict[str, Any]] = [{"done": True}, {"done": False, "error": "it may not", "why": "so"}]
+    leave = Commands.add
+
+    def add(commands: Commands, *given: Any) -> int:
+        commands.answer(number := leave(commands, *given), answers.pop(0))
+        return number
+
+    monkeypatch.setattr(Commands, "add", add)
+    monkeypatch.setattr(local_state, "alive", lambda home: {"pid": 1})
+    monkeypatch.setattr(run_commands, "until", lambda *given: pytest.fail("the answer is here"))
+    done, refused = (thinwire("runs", words[0], "toy-1", *words[1:], "--home", home) for _ in range(2))
+    assert (done.code, said in done.out) == (0, True), done.err
+    assert (refused.code != 0, "it may not" in refused.err) == (True, True)
 
 
 def test_an_aggregator_that_does_not_respond_is_named_at_once(thinwire, home: Path, folder: Path, store: Store):

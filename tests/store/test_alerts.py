@@ -59,6 +59,23 @@ def test_a_message_that_was_not_sent_is_due_again_later_and_later(store: Store, 
     assert store.alerts.open()[0].failures == 0
 
 
+def test_each_change_of_an_alert_raises_the_number_of_changes(store: Store):
+    seen = [store.alerts.counts()[2]]
+    store.alerts.update([DISK])
+    (row,) = store.alerts.open()
+    for change in (
+        lambda: store.alerts.not_sent(row, "no route to host"),
+        lambda: store.alerts.sent(row, "opened"),  # the failure is counted no more
+        lambda: store.alerts.acknowledge(row.id, "ann"),
+        lambda: store.alerts.update([]),
+        lambda: store.alerts.sent(row, "closed"),
+    ):
+        seen.append(store.alerts.counts()[2])
+        change()
+    seen.append(store.alerts.counts()[2])
+    assert seen == sorted(set(seen))
+
+
 def test_the_first_person_who_acknowledges_counts(store: Store):
     store.alerts.update([DISK])
     assert store.alerts.counts()[:2] == (1, 1)

@@ -102,3 +102,17 @@ def test_a_disk_that_is_full_is_said_and_the_same_answer_is_taken_later(
         assert not answers_now(here.fleet)
     assert caller.push(header, b"abc") == (200, "")
     assert polled(here.fleet, ReplyHeader).update_id == header.update_id
+
+
+def test_each_reply_that_is_not_stored_leaves_no_draft(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(here)
+    caller.hello()
+
+    def full(draft: Path, header: ReplyHeader, received: bytes = b"") -> None:
+        assert draft.read_bytes() == b"abc"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(here.spool, "commit", full)
+    for _ in range(2):
+        assert caller.push(answer("pi-1", "assignment-1", 1, b"abc"), b"abc") == (503, "disk")
+        assert here.spool.drafts() == []

@@ -352,6 +352,17 @@ def test_the_page_shows_what_is_wrong_and_takes_an_acknowledgement(store: Store,
     assert store.alerts.counts()[:2] == (1, 0)
 
 
+def test_a_message_is_being_sent_on_the_page_until_it_is_sent(store: Store, look: Open):
+    store.alerts.update([Condition("disk", "", "the disk is full")])
+    with showing(store.url, None) as shown:
+        row = look(shown.url, "alerts").locator("#open-alerts tbody tr")
+        expect(row).to_contain_text("being sent")
+        store.alerts.not_sent(store.alerts.open()[0], "webhook: no answer", "")
+        expect(row).to_contain_text("not sent: webhook: no answer")
+        store.alerts.sent(store.alerts.open()[0], "opened")
+        expect(row).not_to_contain_text("sent")
+
+
 def test_the_headline_of_a_run_whose_training_diverges_says_so_with_what_to_try(store: Store, run: Told, look: Open):
     wanted = "Training diverges: 3 updates of the last 2 rounds held NaN or infinity; try a smaller [local] lr"
     diverge(run)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from starlette.testclient import TestClient
 
 from benchmarks.page.recipe import Recipe, Teller, fill
@@ -56,3 +58,32 @@ def test_more_than_200_clients_are_a_heat_map_from_which_a_round_is_chosen(wide:
     assert axe(page) == []
     page.set_viewport_size({"width": 400, "height": 900})
     assert overflow(page) <= 0
+
+
+def test_a_map_that_has_fewer_rows_when_it_is_read_again_keeps_the_page(wide: Teller, served: Shown, look: Open):
+    page, most = look(served.url), HEAT_ROWS
+
+    def cut(route: Route) -> None:
+        """Of more clients a row has more, so that there are fewer rows."""
+        answer = route.fetch()
+        found = answer.json()
+        route.fulfill(response=answer, json={**found, "rows": found["rows"][:most]})
+
+    page.route(re.compile(r"/heat\?"), cut)
+    page.goto(f"{served.url}/runs/{wide.run_id}")
+    picture = page.get_by_role("img", name="Heat map of rounds 1 to 4 by 210 clients")
+    picture.hover(position={"x": 5, "y": 210})
+    reading = page.locator(".heat .reading")
+    expect(reading).to_contain_text("Round 1, pi-01")
+    most = 1
+    wide.close()
+    expect(reading).not_to_contain_text("pi-01")
+    expect(page.locator("#rounds .closing")).to_contain_text("Closed because")
+
+
+def test_a_map_that_cannot_be_read_says_so_in_its_place(wide: Teller, served: Shown, look: Open):
+    page = look(served.url)
+    page.route(re.compile(r"/heat\?"), lambda route: route.abort("connectionfailed"))
+    page.goto(f"{served.url}/runs/{wide.run_id}")
+    expect(page.locator("#rounds").get_by_role("alert")).to_contain_text("is not reachable")
+    expect(page.locator("#rounds .gantt")).to_be_visible()

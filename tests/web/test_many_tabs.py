@@ -71,6 +71,19 @@ def test_eight_tabs_are_live_over_one_stream(store: Store, live: list[Live], loo
         expect(first.locator(".status").first).to_contain_text("paused")
 
 
+def test_tabs_of_different_pages_share_one_stream(run: Told, live: list[Live], look: Open):
+    with showing(run.store.url, None) as shown:
+        runs = look(shown.url)
+        page = runs.context.new_page()
+        for path in (f"runs/{run.run_id}", "devices", f"devices/{DEVICES[0]}", f"runs/{run.run_id}"):
+            page.goto(f"{shown.url}/{path}")
+            expect(page.locator(".head h1")).to_be_visible()
+        run.status("paused", "paused by a person")
+        for tab in (runs, page):
+            expect(tab.locator(".status").first).to_contain_text("paused")
+        assert len(live[0].tabs) == 1
+
+
 SHOWN_AFTER = """() => { window.shown = {}; new MutationObserver(() => {
   const said = document.querySelector(".sentence")?.textContent;
   window.shown[said] ??= Date.now() / 1000;

@@ -351,3 +351,34 @@ def test_a_run_is_read_once_with_its_page_and_then_only_its_changes(run: Told, s
     page.goto(f"{served.url}/runs/{run.run_id}?round=1")
     expect(page.locator("#rounds h2")).to_have_text("Round 1")
     assert page.locator("link[rel=preload]").count() == 0, "the first read depends on what is chosen"
+
+
+def test_the_address_of_the_latest_run_shows_nothing_of_the_one_before(run: Told, served: Shown, look: Open):
+    for _ in range(2):
+        run.quiet_round()
+    page = look(served.url, "runs/latest")
+    expect(page.locator(".strip button")).to_have_count(3)
+    later = new_run(run.store, rounds=7)
+    later.quiet_round()
+    expect(page.locator("h1")).to_have_text(later.run_id)
+    expect(page.locator(".strip button")).to_have_count(1)
+    expect(page.get_by_role("progressbar", name="Rounds made")).to_have_attribute("aria-valuemax", "7")
+    expect(page.locator("#plan")).to_contain_text("rounds7")
+    assert run.run_id not in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize(
+    "path", ["", "runs/digits-1", "devices", "devices/pi-01", "alerts", "compare?runs=digits-1", "users", "audit"]
+)
+def test_a_read_that_fails_after_the_first_one_is_told_until_one_succeeds(
+    run: Told, served: Shown, look: Open, path: str
+):
+    page, reads = look(served.url, path), "**/api/v1/**"
+    expect(page.locator(".loading:visible")).to_have_count(0)
+    page.route(reads, lambda route: route.abort("connectionfailed"))
+    run.status("paused", "paused by a person")
+    expect(page.get_by_role("alert").first).to_contain_text("is not reachable")
+    expect(page.locator(".beat")).to_have_text("live")
+    page.unroute(reads)
+    run.status("running", "goes on")
+    expect(page.get_by_role("alert")).to_have_count(0)

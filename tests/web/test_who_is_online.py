@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
+from starlette.testclient import TestClient
 
 from tests.support.browsing import Open, axe, overflow, pages
 from tests.support.filled_fleet import a_fleet
-from tests.support.filled_store import twelve_rounds
+from tests.support.filled_store import new_run, twelve_rounds
 from tests.support.serving import showing
 from thinwire.core.clock import HEARD, write_heard
 from thinwire.core.start_options import FILE
 from thinwire.core.statedir import AggregatorHome, hold
-from thinwire.store import Store
+from thinwire.reports.alerting import CERTIFICATE, OFFLINE
+from thinwire.store import MACHINE, ROLES, Condition, Store
+from thinwire.web.alerts import STARTED_BY
 
 
 @pytest.fixture
@@ -109,3 +114,30 @@ def test_commands_name_the_state_directory_where_a_terminal_would_look_elsewhere
         page = look(shown.url)
         expect(page.locator(".nothing")).to_contain_text("thinwire run plan.toml")
         assert "--home" not in page.locator("main").inner_text()
+
+
+def test_the_time_of_a_simulation_goes_on_without_an_aggregator(store: Store, place: AggregatorHome, look: Open):
+    run = new_run(store, source="sim", at=time.time() - 60)
+    run.quiet_round()
+    run.open()
+    place.lock.touch()
+    os.utime(place.lock, (run.now - 3600, run.now - 3600))
+    with showing(store.url, place.lock) as shown:
+        page = look(shown.url, f"runs/{run.run_id}")
+        expect(page.locator(".beat")).to_have_text("aggregator gone")
+        expect(page.locator(".figures")).to_contain_text(re.compile(r"since its start\s*\d+ (s|min)"))
+        expect(page.locator(".progress")).to_contain_text(re.compile(r"open for [1-9]"))
+        expect(page.locator("#rounds .legend")).to_contain_text("now")
+        assert re.search(r"(?<!\w)-\d", page.locator("main").inner_text()) is None
+
+
+def test_a_viewer_is_told_who_starts_the_aggregator_and_not_how(
+    store: Store, place: AggregatorHome, visit: Callable[..., TestClient]
+):
+    starts = "thinwire aggregator start --key /etc/own/key.pem"
+    store.alerts.update([Condition(kind, "", f"{kind} is wrong", starts) for kind in (OFFLINE, CERTIFICATE)])
+    for role in ROLES:
+        token = {"Authorization": f"Bearer {store.tokens.make('a program', MACHINE, role).secret}"}
+        for path in ("alerts", "alerts.csv"):
+            said = visit().get(f"/api/v1/{path}", headers=token).text
+            assert (starts in said, said.count(STARTED_BY)) == ((False, 2) if role == "viewer" else (True, 0)), path

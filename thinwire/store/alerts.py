@@ -29,6 +29,7 @@ from thinwire.store.database import (
 )
 
 MAX_CLOSED: Final = 1000  # closed alerts that are kept
+SENT_CHANGES: Final = 2**20  # of a sent message in the number of changes: it sets its failures, which are fewer, to 0
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 600.0  # until a message that could not be sent is sent again
 Change = Literal["opened", "closed"]
 
@@ -177,13 +178,14 @@ class Alerts:
     def counts(self) -> tuple[int, int, int]:
         """Return how many alerts are open, how many of them nobody has acknowledged, and a number of all changes."""
         is_open, own = Alert.c.closed_at.is_(None), Alert.c
-        set_once = (own.closed_at, own.acknowledged_at, own.opening_sent_at, own.closing_sent_at)  # count() skips NULL
+        once, sent = (own.closed_at, own.acknowledged_at), (own.opening_sent_at, own.closing_sent_at)
         wanted = select(
             func.count().filter(is_open),
             func.count().filter(is_open, own.acknowledged_at.is_(None)),
             func.coalesce(func.max(own.id), 0),
             func.coalesce(func.sum(own.failures), 0),
-            *(func.count(column) for column in set_once),
+            *(func.count(column) for column in once),  # count() skips NULL
+            *(func.count(column) * SENT_CHANGES for column in sent),
         )
         with self._database.reading() as connection:
             opened, unseen, *changes = connection.execute(wanted).one()

@@ -17,6 +17,7 @@ export const AlertsPage = ({ news }) => {
   const over = data.filter((one) => one.closed_at !== null);
   return html`
     <${Gone} news=${news} matters />
+    ${error && news.reached && html`<${Refusal} error=${error} />`}
     <div class="head"><h1>Alerts</h1><p class="sentence small">${summary(open)}</p></div>
     <${Section} id="open-alerts" title="Open" csv=${link("api/v1/alerts.csv")} json=${link("api/v1/alerts")}>
       <${Table} label="Open alerts" rows=${open} stacks keyOf=${(one) => one.id} columns=${OPEN} empty="nothing is wrong" />

@@ -31,6 +31,7 @@ export const ComparePage = ({ news }) => {
   const drop = (id) => setRuns(shown.filter((one) => one !== id).join(","));
   return html`
     ${head}
+    ${error && news.reached && html`<${Refusal} error=${error} />`}
     <ul class="compared" aria-label="Compared runs">${shown.map((id) => html`
       <li key=${id}><${Mark} place=${placeOf(id)} /><a href=${link(`runs/${id}`)}>${id}</a><${Status} status=${rows.find((row) => row.run === id)?.status} />
         ${shown.length > 1 && html`<button type="button" class="tool square" onClick=${() => drop(id)} aria-label=${`Leave ${id} out`} title=${`Leave ${id} out`}><${Icon} name="cross" /></button>`}</li>`)}</ul>

@@ -142,17 +142,17 @@ TW_EXPORT void TW(eden_add)(
 
 // Encodes with error feedback block by block (see memory.hpp); the tail is not changed. Signs are a hash of
 // index ^ word, and a block begins where index + i == index ^ i.
-TW_EXPORT int32_t TW(eden_held)(
-    float* values, const float* held, float sign, int64_t size, uint32_t first, uint32_t word, int32_t width,
+TW_EXPORT int32_t TW(eden_compensate)(
+    float* values, const float* memory, float sign, int64_t size, uint32_t first, uint32_t word, int32_t width,
     int32_t bits, const float* table, double divisor, float most, float* room, uint8_t* scales, uint8_t* out) {
     int64_t at = 0;
     for (int64_t here; (here = block_in(size - at)) != 0; at += here, scales += 4) {
         float* x = values + at;
         uint8_t* to = out + at * bits / 8;
         const uint32_t own = word ^ (first + static_cast<uint32_t>(at));
-        if (!TW(add_finite)(x, held + at, here, sign)) return 0;
+        if (!TW(add_finite)(x, memory + at, here, sign)) return 0;
         if (!TW(eden_encode)(x, here, 0, own, width, bits, table, divisor, most, room, scales, to)) return 0;
-        put_back(x, held + at, sign, here);
+        put_back(x, memory + at, sign, here);
         TW(eden_add)(to, bits, scales, here, 0, here, own, width, table, -sign, 1, room, x);
         if (!TW(finite)(x, here)) return 0;
     }

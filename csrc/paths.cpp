@@ -15,7 +15,7 @@ static bool has_f16c() {
 
 // Python refuses a library with another number. Change it here and in thinwire/compression/native/__init__.py (ABI)
 // whenever the parameters of a kernel, or their meaning, change.
-TW_EXPORT unsigned tw_abi() { return 6; }
+TW_EXPORT unsigned tw_abi() { return 7; }
 
 TW_EXPORT int tw_runs(const char* path) {
     if (!std::strcmp(path, "scalar")) return 1;

@@ -39,7 +39,7 @@ void held_of_size(int64_t size) {
     const std::vector<float> values = values_of(size), rest(values.rbegin(), values.rend());
     const size_t n = static_cast<size_t>(size), buckets = static_cast<size_t>((size + BUCKET - 1) / BUCKET);
     const int64_t edges[] = {0, size / 7, size / 7 + size / 2, size};
-    const float* held = rest.data();
+    const float* memory = rest.data();
     const auto fed = [&](const char* name, size_t sent, auto encode) {
         for (const float sign : {1.0f, -1.0f}) {
             std::vector<float> x = values;
@@ -53,32 +53,32 @@ void held_of_size(int64_t size) {
     const auto floats = [](uint8_t* scales) { return reinterpret_cast<float*>(scales); };
 
     for (const int32_t bits : {2, 5, 8})
-        fed("levels_held", (n * static_cast<size_t>(bits) + 7) / 8, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        fed("levels_compensate", (n * static_cast<size_t>(bits) + 7) / 8, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
             const int32_t levels = (1 << (bits - 1)) - 1;
-            return TW(levels_held)(x, held, sign, size, levels, 0x1p100f, 1, 8, 0x12345678u, bits, floats(s), q);
+            return TW(levels_compensate)(x, memory, sign, size, levels, 0x1p100f, 1, 8, 0x12345678u, bits, floats(s), q);
         });
-    fed("sign_held", (n + 7) / 8, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
-        return TW(sign_held)(x, held, sign, size, floats(s), q);
+    fed("sign_compensate", (n + 7) / 8, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(sign_compensate)(x, memory, sign, size, floats(s), q);
     });
-    fed("fp16_held", 2 * n, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
-        return TW(fp16_held)(x, held, sign, size, reinterpret_cast<int8_t*>(s), q);
+    fed("fp16_compensate", 2 * n, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(fp16_compensate)(x, memory, sign, size, reinterpret_cast<int8_t*>(s), q);
     });
-    fed("bf16_held", 2 * n, [&](float* x, float sign, uint8_t*, uint8_t* q) {
-        return TW(bf16_held)(x, held, sign, size, q);
+    fed("bf16_compensate", 2 * n, [&](float* x, float sign, uint8_t*, uint8_t* q) {
+        return TW(bf16_compensate)(x, memory, sign, size, q);
     });
-    fed("ternary_held", (n + 3) / 4, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
-        return TW(ternary_held)(x, held, sign, edges, 3, 0x1p127f, 2, floats(s), q);
+    fed("ternary_compensate", (n + 3) / 4, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(ternary_compensate)(x, memory, sign, edges, 3, 0x1p127f, 2, floats(s), q);
     });
     fed("add_squares", 0, [&](float* x, float sign, uint8_t* s, uint8_t*) {
-        return TW(add_squares)(x, held, sign, size, reinterpret_cast<double*>(s));
+        return TW(add_squares)(x, memory, sign, size, reinterpret_cast<double*>(s));
     });
-    fed("steps_held", (n + 3) / 4, [&](float* x, float sign, uint8_t*, uint8_t* q) {
-        return TW(steps_held)(x, held, sign, size, 0.25f, 2, q);
+    fed("steps_compensate", (n + 3) / 4, [&](float* x, float sign, uint8_t*, uint8_t* q) {
+        return TW(steps_compensate)(x, memory, sign, size, 0.25f, 2, q);
     });
     const float table[] = {0.45f, 1.5f, 0.975f};  // levels, then the border between them
     std::vector<float> room(static_cast<size_t>(TW(eden_room)()));
-    fed("eden_held", (n + 3) / 4, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
-        return TW(eden_held)(x, held, sign, size, 0, 5, 2, 2, table, 1.25, 0x1p100f, room.data(), s, q);
+    fed("eden_compensate", (n + 3) / 4, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
+        return TW(eden_compensate)(x, memory, sign, size, 0, 5, 2, 2, table, 1.25, 0x1p100f, room.data(), s, q);
     });
 }
 

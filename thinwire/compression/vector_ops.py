@@ -302,8 +302,8 @@ def write_in_parts(name: str, values: Vector, memory: Memory | None, own: Own) -
         run = require_kernel(f"{name}_encode")
         done = each(0, values.size, lambda a, b: run(x + 4 * a, b - a, *own(a)))
     else:
-        held, r, sign = require_kernel(f"{name}_held"), memory.vector.ctypes.data, memory.sign
-        done = each(0, values.size, lambda a, b: held(x + 4 * a, r + 4 * a, sign, b - a, *own(a)))
+        run, r, sign = require_kernel(f"{name}_compensate"), memory.vector.ctypes.data, memory.sign
+        done = each(0, values.size, lambda a, b: run(x + 4 * a, r + 4 * a, sign, b - a, *own(a)))
     if not all(done):
         raise NonFiniteUpdate
 

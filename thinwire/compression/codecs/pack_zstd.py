@@ -31,7 +31,7 @@ class Pack(Coder):
             return memoryview(packed(array, bits).data)
         return memoryview(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data)
 
-    def held(self, data: bytes | memoryview, items: int, bits: int) -> Packed:
+    def view_packed(self, data: bytes | memoryview, items: int, bits: int) -> Packed:
         """Return symbols of fewer than 8 bits as they were sent; raise BadPayload as `unpack` does."""
         require_length(data, items, bits)
         raw = np.frombuffer(data, np.uint8)

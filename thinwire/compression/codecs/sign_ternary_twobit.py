@@ -230,7 +230,7 @@ class Ternary(FusedQuantizer):
                 return bool(run(x, e + 8 * a, b - a, SIGMAS, most, nearest, 0 if nearest else word, bits, *at))
             return bool(run(x, memory.vector.ctypes.data, memory.sign, e + 8 * a, b - a, most, bits, *at))
 
-        run = require_kernel("ternary_encode" if memory is None else "ternary_held")
+        run = require_kernel("ternary_encode" if memory is None else "ternary_compensate")
         if not all(each_of(parts_between(edges.tolist()), part)):
             raise NonFiniteUpdate
 

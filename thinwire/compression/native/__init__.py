@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Pointers are c_void_p: callers pass addresses of arrays as integers, after they checked dtype, order and size.
 P, I64, I32, U32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32
 F32, F64 = ctypes.c_float, ctypes.c_double
-ABI = 6  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
+ABI = 7  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
     "add_finite": (I32, [P, P, I64, F32]),
@@ -56,13 +56,13 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "rans_gaps_of": (I64, [P, I64, I32, I64, P, P, P, P]),
     "rans_places": (I32, [P, I64, P, I64, I64, P, P]),
     "rans_fill": (I32, [P, I64, P, I64, I64, P, P, P]),
-    "levels_held": (I32, [P, P, F32, I64, I32, F32, I32, U32, U32, I32, P, P]),
-    "sign_held": (I32, [P, P, F32, I64, P, P]),
-    "fp16_held": (I32, [P, P, F32, I64, P, P]),
-    "bf16_held": (I32, [P, P, F32, I64, P]),
-    "ternary_held": (I32, [P, P, F32, P, I64, F32, I32, P, P]),
+    "levels_compensate": (I32, [P, P, F32, I64, I32, F32, I32, U32, U32, I32, P, P]),
+    "sign_compensate": (I32, [P, P, F32, I64, P, P]),
+    "fp16_compensate": (I32, [P, P, F32, I64, P, P]),
+    "bf16_compensate": (I32, [P, P, F32, I64, P]),
+    "ternary_compensate": (I32, [P, P, F32, P, I64, F32, I32, P, P]),
     "add_squares": (I32, [P, P, F32, I64, P]),
-    "steps_held": (I32, [P, P, F32, I64, F32, I32, P]),
+    "steps_compensate": (I32, [P, P, F32, I64, F32, I32, P]),
     "lowrank_add": (None, [P, P, I64, I32, I64, I64, F32, I32, P]),
     "sparse_add": (None, [P, P, I64, F32, I64, I32, P]),
     "pack": (None, [P, I64, I32, P]),
@@ -88,7 +88,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "ternary_encode": (I32, [P, P, I64, F64, F32, I32, U32, I32, P, P]),
     "steps_encode": (None, [P, I64, F32, I32, P]),
     "eden_encode": (I32, [P, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
-    "eden_held": (I32, [P, P, F32, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
+    "eden_compensate": (I32, [P, P, F32, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
     "eden_add": (None, [P, I32, P, I64, I64, I64, U32, I32, P, F32, I32, P, P]),
     "eden_sparse_encode": (I64, [P, I64, U32, U32, F32, F64, F32, P, I64, P, P, P]),
     "eden_sparse_add": (None, [P, P, I64, P, I64, I64, I64, U32, F32, I32, P, P]),

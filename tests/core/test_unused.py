@@ -10,7 +10,7 @@ from thinwire.core import RunPlan
 from thinwire.core.plan_schema import Sections
 
 OFF = '[run]\nevaluate = "off"\n'
-ALWAYS, NOT_BUILT = "it has an effect in every run", "core/plan_schema.py refuses all but the default"
+ALWAYS, ONE_VALUE = "it has an effect in every run", "core/plan_schema.py refuses all but the default"
 UNUSED: dict[str, str] = {
     "run.task": ALWAYS, "run.algorithm": ALWAYS, "run.rounds": ALWAYS, "run.seed": ALWAYS, "run.init": ALWAYS,
     "run.priority": (
@@ -24,7 +24,7 @@ UNUSED: dict[str, str] = {
     "run.evaluate": ALWAYS, "run.evaluate_every": f"{OFF}evaluate_every = 2",
     "run.evaluate_wait_s": "[run]\nevaluate_wait_s = 5",
     "run.fraction_evaluate": f"{OFF}fraction_evaluate = 0.5",
-    "run.eval_cohort": NOT_BUILT, "run.task_match": ALWAYS,
+    "run.eval_cohort": ONE_VALUE, "run.task_match": ALWAYS,
     "cohort.clients": '[cohort]\nmode = "buffered"\nclients = 3',
     "cohort.wait_for": ALWAYS, "cohort.wait_s": ALWAYS, "cohort.min_updates": ALWAYS,
     "cohort.over_select": "[cohort]\nover_select = 0.5",
@@ -54,7 +54,7 @@ UNUSED: dict[str, str] = {
     "uplink.momentum": "[uplink]\nmomentum = 0.9\nfeedback = 'none'\n[local]\nsteps = 1",
     "uplink.warmup": "[uplink]\ncodec = 'int8'\nwarmup = { rounds = 2, ratios = [0.5] }",
     "uplink.ladder": ALWAYS,
-    "downlink.codec": ALWAYS, "downlink.feedback": "it has one value",
+    "downlink.codec": ALWAYS, "downlink.feedback": ONE_VALUE,
     "downlink.full_every": "[downlink]\nfull_every = 5",
     "downlink.log_rounds": "[downlink]\nlog_rounds = 5",
     "server.threads": ALWAYS, "server.optimizer": ALWAYS, "server.lr": ALWAYS,
@@ -64,7 +64,7 @@ UNUSED: dict[str, str] = {
     "server.schedule": ALWAYS, "server.lr_warmup": ALWAYS, "server.lr_end": "[server]\nlr_end = 0.1",
     "server.schedule_rounds": "[server]\nschedule_rounds = 5",
     "server.reduce": ALWAYS, "server.max_norm": ALWAYS,
-    "secure.enabled": NOT_BUILT, "secure.adversary": '[secure]\nadversary = "malicious"',
+    "secure.enabled": ALWAYS, "secure.adversary": '[secure]\nadversary = "malicious"',
     "secure.max_corrupt": "[secure]\nmax_corrupt = 0.2", "secure.max_dropout": "[secure]\nmax_dropout = 0.2",
     "secure.min_survivors": "[secure]\nmin_survivors = 5", "secure.graph": '[secure]\ngraph = "complete"',
     "secure.bits": "[secure]\nbits = 4", "secure.support": "[secure]\nsupport = 0.5",

@@ -280,7 +280,8 @@ class StreamCoders:
         if (coder := self._coder_of(of)) is not None:
             return coder.unpack_symbols(data, sent, of.bits)
         if of.bits < 8 and isinstance(of, FusedQuantizer):
-            return cast("Symbols", _pack().view_packed(data, sent, of.bits))  # `FusedQuantizer` says what it may do with them
+            # `FusedQuantizer` says what it may do with them.
+            return cast("Symbols", _pack().view_packed(data, sent, of.bits))
         return _pack().unpack(data, sent, of.symbols_dtype, of.bits)
 
     def most_of_symbols(self, sent: int, of: Quantizer) -> int:

@@ -7,8 +7,8 @@ A row that refuses becomes a `Refusal`.
 Invariant: a contradiction is refused, never only warned about while the run goes on.
 
 A key whose value has no effect is refused too (`_unused`), so that nobody believes that it had one. A key at its
-default value is not checked for this. The table of `tests/core/test_unused.py` lists every key of a plan, what it needs
-to have an effect, and the check that refuses it otherwise.
+default value is not checked for this. The table of `tests/core/test_unused.py` has for every key of a plan another plan
+in which it would do nothing.
 """
 
 from __future__ import annotations

@@ -77,16 +77,16 @@ class Explainer:
         return self.facts.run_id
 
     def store(
-        self, closed: Collection[int], late: Mapping[int, set[str]], bytes_: Mapping[int, Mapping[str, int]]
+        self, closed: Collection[int], changed: Mapping[int, set[str]], bytes_: Mapping[int, Mapping[str, int]]
     ) -> None:
-        """Explain the rounds that are `closed` now, and again those closed before that waited for a device in `late`.
+        """Explain the rounds that are `closed` now, and again those closed before that waited for one of `changed`.
 
-        `late` maps a round to the devices whose assignments changed, and `bytes_` one to what was added to its columns
-        of bytes.
+        `changed` maps a round to the devices whose assignments changed, and `bytes_` one to what was added to its
+        columns of bytes.
         """
         for number in sorted(bytes_):
             self._add_late_bytes(number, bytes_[number])
-        before = self._rounds_to_explain_again(late)
+        before = self._rounds_to_explain_again(changed)
         if not closed and not before:
             return
         totals = RunTotals.from_json(self._scalar(_TOTALS) or {})
@@ -130,17 +130,17 @@ class Explainer:
             )
             self.connection.execute(since.values(changed=self.change, **more))
 
-    def _rounds_to_explain_again(self, late: Mapping[int, set[str]]) -> set[int]:
+    def _rounds_to_explain_again(self, changed: Mapping[int, set[str]]) -> set[int]:
         """Return the rounds that are explained already, and whose explanation these devices may have changed."""
-        if not late:
+        if not changed:
             return set()
         wanted = select(Round.c.round, Round.c.explanation).where(
-            Round.c.run_id == self.run_id, Round.c.round.in_(late)
+            Round.c.run_id == self.run_id, Round.c.round.in_(changed)
         )
         return {
             number
             for number, said in self.connection.execute(wanted)
-            if said and (self.facts.masked or not late[number].isdisjoint(said["waited_for"]))
+            if said and (self.facts.masked or not changed[number].isdisjoint(said["waited_for"]))
         }
 
     def _round(self, number: int) -> RoundRow | None:

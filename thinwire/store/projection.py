@@ -114,10 +114,10 @@ class Projection:
 
     def _explain(self) -> None:
         """Store the explanations of the rounds that ended here, and of earlier ones that changed."""
-        over = (self.sums.rounds.keys() | self.assignments.changed_outcomes.keys()) - self.known.selections.keys()
-        late = {number: devices for number, devices in self.assignments.changed_outcomes.items() if number in over}
-        came = {number: self.sums.rounds[number] for number in over & self.sums.rounds.keys()}
-        Explainer(self.connection, self.facts, self.known.changes).store(self.closed, late, came)
+        closed = (self.sums.rounds.keys() | self.assignments.changed_outcomes.keys()) - self.known.selections.keys()
+        changed = {number: devices for number, devices in self.assignments.changed_outcomes.items() if number in closed}
+        added = {number: self.sums.rounds[number] for number in closed & self.sums.rounds.keys()}
+        Explainer(self.connection, self.facts, self.known.changes).store(self.closed, changed, added)
 
     def _run(self, **values: Any) -> None:
         self.sums.of_run.update(values)

@@ -20,7 +20,7 @@ from thinwire.compression.base import (
     Symbols,
     buckets,
 )
-from thinwire.compression.codecs import int8_qsgd_natural as uniform
+from thinwire.compression.codecs import int8_qsgd_natural as levels
 from thinwire.compression.codecs import read_number
 from thinwire.compression.codecs.pack_zstd import Packed
 from thinwire.compression.native import (
@@ -205,8 +205,8 @@ class Ternary(FusedQuantizer):
             largest = maxima(tensor)
             if not self.nearest and tensor.size:
                 largest[:] = min(float(largest.max()), SIGMAS * rms(tensor))
-            own = scales[first : first + largest.size] = uniform.usable(largest, 1)
-            symbols[start:stop] = uniform.rounded(tensor, own, 1, None if self.nearest else word, start)
+            own = scales[first : first + largest.size] = levels.usable(largest, 1)
+            symbols[start:stop] = levels.rounded(tensor, own, 1, None if self.nearest else word, start)
         return symbols, scales
 
     def _encode(
@@ -221,7 +221,7 @@ class Ternary(FusedQuantizer):
         edges = np.array([*self.starts, values.size], np.int64)
         firsts = [first for _, _, first in self._tensors(values.size)]  # each tensor's first scale
         x, e, s, q = (array.ctypes.data for array in (values, edges, scales, symbols))
-        most, nearest = uniform.max_scale(1), self.nearest
+        most, nearest = levels.max_scale(1), self.nearest
         assert nearest or memory is None, "inside error feedback it rounds to nearest: see `under_feedback`"
 
         def part(a: int, b: int) -> bool:
@@ -238,7 +238,7 @@ class Ternary(FusedQuantizer):
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
         """Add or replace decoded values with a fused kernel, as `FusedQuantizer.add` does."""
-        return uniform.levels_add(symbols, scales, span, factor, adds, into, self.starts)
+        return levels.levels_add(symbols, scales, span, factor, adds, into, self.starts)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)
@@ -249,7 +249,7 @@ class Ternary(FusedQuantizer):
         return out
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        uniform.check(self.spec, symbols, scales, 1)
+        levels.check(self.spec, symbols, scales, 1)
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class TwoBit(FusedQuantizer):
         return symbols if step else np.zeros_like(symbols), scales
 
     def _scales(self, root: float, size: int) -> Vector:
-        return uniform.usable(np.array([float(self.threshold) * root] if size else []), 1)
+        return levels.usable(np.array([float(self.threshold) * root] if size else []), 1)
 
     def _encode(
         self, values: Vector, memory: Memory | None, word: int, symbols: NDArray[np.uint8], scales: Scales
@@ -315,14 +315,14 @@ class TwoBit(FusedQuantizer):
     ) -> bool:
         """Add or replace decoded values with a fused kernel, as `FusedQuantizer.add` does."""
         each = np.broadcast_to(scales, buckets(symbols.size))
-        return uniform.levels_add(symbols, each, span, factor, adds, into)
+        return levels.levels_add(symbols, each, span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         values: Vector = symbols[span] * scales[0]
         return values
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        uniform.check(self.spec, symbols, scales, 1)
+        levels.check(self.spec, symbols, scales, 1)
 
 
 def _squares(values: Vector, memory: Memory) -> NDArray[np.float64]:

@@ -117,7 +117,7 @@ FULL = {
         factors=False,
         horizons=(375,),
         tuned_after=0.5,
-        ways_down=("int8 > zstd", "topk(0.05) > sign > rice"),
+        ways_down=("int8 > zstd", "topk(0.05) > sign > rice", "eden(1)", "eden(0.3)"),
     ),
 }
 

@@ -49,7 +49,7 @@ from thinwire.core.types import Vector
 from thinwire.simulation import simulate
 
 Wide = NDArray[np.float64]
-RATES = {"digits": 0.8, "cnn": 0.1, "code_lm": 2.0}  # the learning rates of the fp32 cells
+RATES = {"digits": 0.8, "cnn": 0.1, "code_lm": 2.0}  # of the fp32 cells; the cnn has 0.05 there
 B = ("0.05", "0.1", "0.3", "0.6", "1.25")
 GUESS_B = "0.1"
 DECAY = 0.9  # of the guess, from one round to the next

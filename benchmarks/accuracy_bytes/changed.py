@@ -6,8 +6,8 @@ A figure is worth what its rules are, and these were not all there from the begi
 from __future__ import annotations
 
 # The third protocol has candidates below one bit, which were named before any of them had run on any seed, beside the
-# two chains that the second had decided for, and its seeds B begin at 6000. The task of the code_lm has changed in names
-# since the second. One cell of fp32 made again was equal to the last digit, so those of fp32 count in the third protocol too; one of
+# two chains that the second had decided for, and its seeds B begin at 6000. The task of the code_lm has changed in
+# names since the second. One cell of fp32 made again was equal to the last digit, so those of fp32 count too; one of
 # `eden(1)` was not, so those of codecs do not. docs/evidence/cells has the runs of the third protocol, its folder
 # `second` those of the first two.
 PROTOCOL = {"digits": "third", "cnn": "third", "code_lm": "third"}
@@ -25,7 +25,7 @@ CHANGED = {
     ),
     "cnn": f"{NAMED} 31.4 of `eden(1)`; its grid of rates was changed on tuning seeds before anything was selected",
     "code_lm": (
-        f"{NAMED} 32.0 of `eden(1)`; two of its 5 candidates there were changed shortly before any of its chains ran, by "
-        "what the other models had shown"
+        f"{NAMED} 32.0 of `eden(1)`; two of its 5 candidates there were changed shortly before any of its chains ran, "
+        "by what the other models had shown"
     ),
 }

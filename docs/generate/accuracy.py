@@ -19,6 +19,7 @@ from docs.generate.names import code, count, key, name_of, or_never, signed
 from docs.generate.shortfalls import edge
 from docs.generate.table import table
 from thinwire.cli.runs.compare import Curve, svg
+from thinwire.core.formatting import counted
 
 Part = Mapping[str, Any]
 GOALS = {"digits": "250", "cnn": "250", "code_lm": "100"}
@@ -195,7 +196,7 @@ def _round_trip(part: Part) -> str:
         return f"Round trip: not measured ({trip['why']}).\n"
     rows = [(code(one["down"], down=True), *_bounded(one["difference"]), f"{one['ratio']:.1f}") for one in trip["rows"]]
     best = f"`{trip['best']['down']}` with {trip['best']['ratio']:.1f}" if trip["best"] else trip["why"]
-    on = f"on {trip['rows'][0]['difference']['seeds']} seeds A"
+    on = f"on {counted(trip['rows'][0]['difference']['seeds'], 'seed')} A"
     lead = "The fewest bytes of those that are non-inferior, or with fewer than 5 seeds lose under half a point"
     said = f"Both ways, {code(chosen)} up, against fp32 both ways, {on}. {lead}: {best}."
     return f"{said}\n\n{table(('down', 'to fp32, points', 'bound', 'round-trip ratio'), rows)}\n"

@@ -9,6 +9,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from thinwire.core.formatting import counted
+
 EVIDENCE = Path(__file__).parents[1] / "evidence"
 Row = Mapping[str, Any]
 LIBRARIES = ("numpy", "torch")
@@ -36,9 +38,10 @@ def measured(document: Mapping[str, Any], how: str, *more: str) -> str:
     """When, at which commit and where, and what else there is to say of it; lines as long as others of a page."""
     machine = document["machine"]
     told = [f"{name} {version}" for name, version in machine["versions"].items() if name in LIBRARIES]
+    preset = "" if document.get("benchmark") == "demo" else f"`--preset {document['preset']}`, "
     first = (
-        f"Measured on {at_commit(document)}, `--preset {document['preset']}`, "
-        f"{how}: {machine['cores']} cores of an {machine['cpu']}, a virtual machine ({machine['memory_gb']} GB, "
+        f"Measured on {at_commit(document)}, {preset}{how}: {counted(machine['cores'], 'core')} of an {machine['cpu']}, "
+        f"a virtual machine ({machine['memory_gb']} GB, "
         f"{machine['system']}, Python {machine['python']}, {', '.join(told)})"
     )
     return paragraph("; ".join((first, *more)) + ".")

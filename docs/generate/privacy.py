@@ -57,7 +57,8 @@ def audit_part() -> str:
     more = table(
         ("run", "noise", "clients, rounds", "right guesses", "claimed epsilon", "epsilon is at least (95 %)"), attacked
     )
-    return "\n\n".join((about, table(header, lines), "The released models of runs of `examples/digits`:", more))
+    released = f"The released models of runs of `examples/digits`, delta {runs[0]['delta']:g}:"
+    return "\n\n".join((about, table(header, lines), released, more))
 
 
 def _sum(row: Row) -> str:
@@ -85,7 +86,8 @@ def utility_part(name: str = "privacy-utility") -> str:
     seeds, draws = (len({row[name] for row in rows}) for name in ("seed", "draw"))
     names = tuple(f"epsilon {epsilon:g}" for epsilon in epsilons)
     return "\n\n".join((
-        measured(document, "in one process", f"{seeds} seeds with {counted(draws, 'draw')} of the noise each",
+        measured(document, "in one process", f"delta {rows[0]['delta']:g}",
+                 f"{seeds} seeds with {counted(draws, 'draw')} of the noise each",
                  "mean ± standard error over the seeds"),
         table(("accuracy", *names), [*lines, ("rounds, clip", *work)]),
         table(("figure", "largest", "goal", "what it is", *names), gaps),

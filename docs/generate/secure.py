@@ -12,8 +12,8 @@ from docs.generate.table import table
 
 SHARED = "with other work on the same two cores"
 RATIOS = {  # figure -> its goal, its meaning
-    "client_cpu_ratio": (10, "processor time of a client, theirs over ours"),
-    "server_cpu_ratio": (10, "processor time of the aggregator, theirs over ours"),
+    "client_cpu_ratio": (10, "processor time of a client, theirs over ours without rotation"),
+    "server_cpu_ratio": (10, "processor time of the aggregator, theirs over ours without rotation"),
     "server_cpu_ratio_drop": (None, "the same with 30 % drop-outs"),
     "bytes_ratio_dense": (5, "uplink bytes of a client, theirs (int64) over ours (8 bits, with rotation)"),
     "bytes_ratio_modulus": (None, "the same, if theirs were the 4 bytes that their modulus needs"),

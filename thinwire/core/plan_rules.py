@@ -140,7 +140,7 @@ def _work(plan: Sections) -> list[Rule]:
         (unknown, f"[run] keep = {run.keep!r} is not valid", f"unknown: {', '.join(sorted(unknown))}",
          '[run] keep = "last,best"'),
         (least > 1 and least != int(least), f"[cohort] min_updates = {least} is not valid",
-         "up to 1 it is a share, above it a count", "[cohort] min_updates = 2"),
+         "below 1 it is a share, from 1 on a count", "[cohort] min_updates = 2"),
         (least > max(assigned, 1), f"[cohort] min_updates = {least:g} with clients = {clients}",
          f"no round could make a step, since it selects {assigned} at most",
          f"[cohort] min_updates = {clients}, or a share of those selected"),

@@ -40,8 +40,8 @@ def measured(document: Mapping[str, Any], how: str, *more: str) -> str:
     told = [f"{name} {version}" for name, version in machine["versions"].items() if name in LIBRARIES]
     preset = "" if document.get("benchmark") == "demo" else f"`--preset {document['preset']}`, "
     first = (
-        f"Measured on {at_commit(document)}, {preset}{how}: {counted(machine['cores'], 'core')} of an {machine['cpu']}, "
-        f"a virtual machine ({machine['memory_gb']} GB, "
+        f"Measured on {at_commit(document)}, {preset}{how}: {counted(machine['cores'], 'core')} of an "
+        f"{machine['cpu']}, a virtual machine ({machine['memory_gb']} GB, "
         f"{machine['system']}, Python {machine['python']}, {', '.join(told)})"
     )
     return paragraph("; ".join((first, *more)) + ".")

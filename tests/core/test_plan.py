@@ -232,6 +232,10 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ),
         ("durability = 'exit'\n[secure]\nenabled = true", '[local] durability = "exit" with [secure]'),
         ("durability = 'exit'\n[privacy]\nmode = 'example'", '[local] durability = "exit" with [privacy]'),
+        (
+            "partial = true\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
+            '[local] partial = true with [uplink] feedback = "ef21"',
+        ),
         ("steps = 'auto'", '[local] steps = "auto" with deadline_s = "auto"'),
         ("steps = 'auto'\nepochs = 2\n[cohort]\ndeadline_s = 60", "[local] steps and epochs are both given"),
         ("partial = true\nmin_steps = 9\nsteps = 8", "[local] min_steps = 9 with steps = 8"),

@@ -21,6 +21,7 @@ from thinwire.core.plan_schema import DGC, Sections, ServerSection, UplinkSectio
 Rule: TypeAlias = tuple[object, str, str, str]  # when it refuses, what, why, try
 FEDAVG = '[run] algorithm = "fedavg"'
 CLASSIC = '[uplink] feedback = "classic"'
+PARTIAL = "a device keeps the weight of its first update, which is a smaller one if a deadline cut that update short"
 
 
 def together(applies: object, form: str, rules: Iterable[Rule]) -> list[Rule]:
@@ -79,6 +80,7 @@ def algorithm_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
             (local.optimizer != "sgd", f"[local] optimizer = {local.optimizer!r}",
              "a device's mean gradient is read from how far it went, which only sgd's steps tell",
              '[local] optimizer = "sgd", or [run] algorithm = "feddyn"'),
+            (local.partial, "[local] partial = true", PARTIAL, "leave partial out, or fewer [local] steps"),
             *((run.algorithm == "scaffold" and not _contracts(spec, codecs), repr(spec),
                ("control variates are sent as differences, whose codec has to contract: this one does not "
                 "guarantee that a decoded difference is nearer to the true one than 0 is"),

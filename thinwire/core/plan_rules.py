@@ -21,6 +21,7 @@ from typing import Literal
 
 from thinwire.core.errors import PlanError, numbered
 from thinwire.core.plan_codec_rules import (
+    PARTIAL,
     CodecBook,
     Rule,
     algorithm_rules,
@@ -120,6 +121,7 @@ def _work(plan: Sections) -> list[Rule]:
         (isinstance(local.steps, int) and local.min_steps > local.steps,
          f"[local] min_steps = {local.min_steps} with steps = {local.steps}",
          "a device makes no more steps than its assignment has", f"[local] min_steps = {local.steps}"),
+        *together(local.partial, "[local] partial = true with {}", [ef21_rule(plan, PARTIAL)]),
         *together(local.durability == "exit", '[local] durability = "exit" with {}', [
             ef21_rule(plan, "a device that is killed would lose the reference that the aggregator's sum goes on from",
                       '[local] durability = "round"'),

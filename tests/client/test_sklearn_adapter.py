@@ -35,7 +35,7 @@ CLASSIFIERS = (
 
 
 def adapted(estimator: Any, labels: np.ndarray = LABELS, **more: Any) -> Any:
-    classes: Any = {} if labels is VALUES else {"classes": np.unique(labels)}
+    classes: Any = {} if labels.dtype.kind == "f" else {"classes": np.unique(labels)}
     return adapter.task(estimator, lambda client: (X, labels), features=FEATURES, **classes, **more)
 
 
@@ -96,11 +96,16 @@ def test_a_perceptron_makes_the_steps_of_an_optimizer_that_begins_with_the_round
 
 
 @pytest.mark.parametrize(
-    "estimator", [LogisticRegression(C=2.0, tol=1e-4), Ridge(alpha=3.0), LinearRegression()], ids=str
+    ("estimator", "outputs"),
+    [(LogisticRegression(C=2.0, tol=1e-4), 1), (Ridge(alpha=3.0), 1), (Ridge(alpha=30.0), 2), (LinearRegression(), 1)],
+    ids=str,
 )
-def test_thinwires_own_loop_minimizes_the_objective_of_an_estimator_without_partial_fit(estimator: Any) -> None:
-    labels = LABELS if isinstance(estimator, LogisticRegression) else VALUES
-    task = adapted(estimator, labels, examples=EXAMPLES)
+def test_thinwires_own_loop_minimizes_the_objective_of_an_estimator_without_partial_fit(
+    estimator: Any, outputs: int
+) -> None:
+    values = X @ TRUE[:, :2] if outputs == 2 else VALUES
+    labels = LABELS if isinstance(estimator, LogisticRegression) else values
+    task = adapted(estimator, labels, examples=EXAMPLES, outputs=outputs)
     assert task.train is None
     module, batch = task.model(), task.data(ClientInfo()).train.tensors
     stepping = torch.optim.LBFGS(module.parameters(), max_iter=60)

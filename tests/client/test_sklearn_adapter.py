@@ -16,9 +16,11 @@ from sklearn.svm import SVC
 from thinwire.client import Context, Split, own_part
 from thinwire.client.adapters import sklearn as adapter
 from thinwire.client.task import as_task
+from thinwire.client.train.context import TrainingControl
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import ClientInfo, Local
+from thinwire.client.train.schedule import Schedule
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
 
@@ -130,6 +132,21 @@ def test_clients_with_two_labels_each_train_one_classifier_together() -> None:
     found = simulate(task, plan, clients=3, split="shards(2)")
     assert found.run.status == "done"
     assert found.metrics["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("estimator", [SGDClassifier(), MLPClassifier((7,))], ids=str)
+def test_a_step_has_the_rate_of_its_middle_so_the_first_one_of_a_warm_up_is_made(estimator: Any) -> None:
+    class Recorded(Context):
+        def lr(self, progress: float) -> float:
+            rates.append(super().lr(progress))
+            return rates[-1]
+
+    rates, schedule = list[float](), Schedule(warmup=1.0, begin=0.0, until=0.5)
+    context = Recorded(Local(lr=0.1, steps=4, batch=8), control=TrainingControl(schedule))
+    task = adapted(estimator)
+    task.train(build(as_task("animals", task)), task.data(ClientInfo()).train, context)
+    assert rates == pytest.approx([0.1 * schedule.factor(step, 4) for step in range(4)])
+    assert rates[0] > 0
 
 
 def test_a_training_without_time_ends_early_and_weighs_less() -> None:

@@ -241,7 +241,7 @@ class _Adapter:
         weights = [(one["weight"].detach().cpu().numpy(), _values(one.get("bias"))) for one in linears]
         trained, done = self.filled(weights, int(np.random.randint(1 << 31))), 0  # noqa: NPY002 -- seeded
         for done, rows in enumerate(work.batches(), 1):
-            self._set_rate(trained, float(context.lr((done - 1) / work.steps)), len(rows))
+            self._set_rate(trained, float(context.lr((done - 0.5) / work.steps)), len(rows))
             trained.partial_fit(inputs[rows], labels[rows])
             context.progress(done, work.steps)
             if context.should_stop():

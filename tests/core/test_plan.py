@@ -224,6 +224,8 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
             "[local.overlap]\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
             '[uplink] feedback = "ef21" with [local] overlap',
         ),
+        ("steps = 1\nmomentum = 0.9", "[local] momentum = 0.9 with steps = 1"),
+        ("steps = 1\nprox = 0.1", "[local] prox = 0.1 with steps = 1"),
         ("min_steps = 4", "[local] min_steps = 4 without partial work"),
         ("lr_end = 0.1", '[local] lr_end = 0.1 with schedule = "constant"'),
         (

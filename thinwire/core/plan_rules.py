@@ -276,7 +276,7 @@ def _personal(plan: Sections) -> list[Rule]:
 def _unused(plan: Sections) -> list[Rule]:
     """Return rules on keys whose value has no effect in this plan, in the order of the plan's sections."""
     cohort, uplink, off, asked = plan.cohort, plan.uplink, plan.run.evaluate == "off", plan.run.evaluate == "clients"
-    sync, whole = cohort.mode == "sync", not plan.downlink.compressed
+    sync, whole, one_step = cohort.mode == "sync", not plan.downlink.compressed, plan.local.steps == 1
     uncoded = {*uplink.codecs, *uplink.layers.values()} == {IDENTITY}
     kept = set(plan.run.keep.split(","))
     found: list[Rule] = []
@@ -289,6 +289,10 @@ def _unused(plan: Sections) -> list[Rule]:
          "the clients evaluate in their rounds, or nobody does", '[run] evaluate = "holdout"'),
         ("run", "fraction_evaluate", not asked, f'[run] evaluate = "{plan.run.evaluate}"',
          "no client evaluates, so there is no share of them that does", '[run] evaluate = "clients"'),
+        ("local", "momentum", one_step, "steps = 1",
+         "each round begins with no velocity, so its first step is the gradient's alone", "[local] steps = 5"),
+        ("local", "prox", one_step, "steps = 1",
+         "it pulls toward the round's model, and the only step begins there", "[local] steps = 5"),
         ("cohort", "over_select", sync and cohort.clients == "all", 'clients = "all"',
          "all online devices are selected, so none is left to select in excess", "[cohort] clients = 0.5"),
         ("cohort", "staleness_exponent", sync and cohort.late == "drop", 'late = "drop"',

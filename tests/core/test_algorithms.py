@@ -51,6 +51,16 @@ def test_what_cannot_hold_beside_an_algorithm_is_refused(algorithm: str, more: d
 
 
 @pytest.mark.parametrize(
+    ("codec", "why"), [("twobit(1)", "has to contract at each call"), ("eden(0.3)", "would wait in the residual")]
+)
+def test_the_reason_why_scaffold_refuses_a_codec_is_that_of_its_differences(codec: str, why: str) -> None:
+    overrides = {"run.algorithm": "scaffold", **DROP, "uplink.codec": f"'{codec}'"}
+    plan = RunPlan.parse('[run]\ntask = "digits"\n[local]\nlr = 0.5\n', overrides=overrides)
+    (refusal,) = plan.check(codecs)
+    assert why in refusal.why
+
+
+@pytest.mark.parametrize(
     ("algorithm", "more"),
     [
         ("scaffold", {}),

@@ -35,7 +35,7 @@ def train(model, data, context):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 velocity[name].mul_(MOMENTUM).add_(parameter.grad)
-                parameter.add_(velocity[name], alpha=-context.lr(step / steps))
+                parameter.add_(velocity[name], alpha=-context.lr((step + 0.5) / steps))
         seen += len(batch[0])
         context.report("loss", value, len(batch[0]))
         context.progress(step + 1, steps)

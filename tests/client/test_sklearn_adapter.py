@@ -16,9 +16,11 @@ from sklearn.svm import SVC
 from thinwire.client import Context, Split, own_part
 from thinwire.client.adapters import sklearn as adapter
 from thinwire.client.task import as_task
+from thinwire.client.train.context import TrainingControl
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import ClientInfo, Local
+from thinwire.client.train.schedule import Schedule
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
 
@@ -35,7 +37,7 @@ CLASSIFIERS = (
 
 
 def adapted(estimator: Any, labels: np.ndarray = LABELS, **more: Any) -> Any:
-    classes: Any = {} if labels is VALUES else {"classes": np.unique(labels)}
+    classes: Any = {} if labels.dtype.kind == "f" else {"classes": np.unique(labels)}
     return adapter.task(estimator, lambda client: (X, labels), features=FEATURES, **classes, **more)
 
 
@@ -96,11 +98,16 @@ def test_a_perceptron_makes_the_steps_of_an_optimizer_that_begins_with_the_round
 
 
 @pytest.mark.parametrize(
-    "estimator", [LogisticRegression(C=2.0, tol=1e-4), Ridge(alpha=3.0), LinearRegression()], ids=str
+    ("estimator", "outputs"),
+    [(LogisticRegression(C=2.0, tol=1e-4), 1), (Ridge(alpha=3.0), 1), (Ridge(alpha=30.0), 2), (LinearRegression(), 1)],
+    ids=str,
 )
-def test_thinwires_own_loop_minimizes_the_objective_of_an_estimator_without_partial_fit(estimator: Any) -> None:
-    labels = LABELS if isinstance(estimator, LogisticRegression) else VALUES
-    task = adapted(estimator, labels, examples=EXAMPLES)
+def test_thinwires_own_loop_minimizes_the_objective_of_an_estimator_without_partial_fit(
+    estimator: Any, outputs: int
+) -> None:
+    values = X @ TRUE[:, :2] if outputs == 2 else VALUES
+    labels = LABELS if isinstance(estimator, LogisticRegression) else values
+    task = adapted(estimator, labels, examples=EXAMPLES, outputs=outputs)
     assert task.train is None
     module, batch = task.model(), task.data(ClientInfo()).train.tensors
     stepping = torch.optim.LBFGS(module.parameters(), max_iter=60)
@@ -125,6 +132,21 @@ def test_clients_with_two_labels_each_train_one_classifier_together() -> None:
     found = simulate(task, plan, clients=3, split="shards(2)")
     assert found.run.status == "done"
     assert found.metrics["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("estimator", [SGDClassifier(), MLPClassifier((7,))], ids=str)
+def test_a_step_has_the_rate_of_its_middle_so_the_first_one_of_a_warm_up_is_made(estimator: Any) -> None:
+    class Recorded(Context):
+        def lr(self, progress: float) -> float:
+            rates.append(super().lr(progress))
+            return rates[-1]
+
+    rates, schedule = list[float](), Schedule(warmup=1.0, begin=0.0, until=0.5)
+    context = Recorded(Local(lr=0.1, steps=4, batch=8), control=TrainingControl(schedule))
+    task = adapted(estimator)
+    task.train(build(as_task("animals", task)), task.data(ClientInfo()).train, context)
+    assert rates == pytest.approx([0.1 * schedule.factor(step, 4) for step in range(4)])
+    assert rates[0] > 0
 
 
 def test_a_training_without_time_ends_early_and_weighs_less() -> None:

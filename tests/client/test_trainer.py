@@ -305,6 +305,21 @@ def test_a_constant_gradient_moves_the_model_by_lr_times_a(momentum, mu, factors
     assert -weight.item() == pytest.approx(0.1 * counted.a)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_clipped_gradient_and_a_control_variate_move_the_model_by_lr_times_a_beside_prox(momentum):
+    """The clip is of the loss's gradient alone, and the proximal term pulls what only the control variate moves."""
+    task = task_of(linear, loss=lambda model, batch: 100 * model.bias.sum())  # it does not reach the weight
+    local = local_of(plan_of(f"clip_grad = 1.0\nprox = 2.0\nmomentum = {momentum}"))
+    module, size = fresh(), bits(fresh()).size
+    shift = np.full(size, 0.5, np.float32)
+    done = TorchTrainer(task, local, shift=shift).train(module, examples(), Work(5, 8), KEY)
+    gradients = [
+        torch.full_like(p, p.numel() ** -0.5 if name == "bias" else 0) for name, p in fresh().named_parameters()
+    ]
+    for before, after, gradient in zip(fresh().parameters(), module.parameters(), gradients, strict=True):
+        np.testing.assert_allclose((after - before).detach(), (gradient + 0.5) * -0.1 * done.a, rtol=1e-4)
+
+
 def test_statistics_are_held_in_the_layers_that_have_them_and_nowhere_else() -> None:
     normed, plain, dropped = nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout()
     freeze_statistics(nn.Sequential(normed, plain, dropped).train())

@@ -35,6 +35,7 @@ def refusals(algorithm: str, **more: str) -> list[str]:
         ("feddyn", {"secure__enabled": "true"}, "with [secure] enabled"),
         ("scaffold", {"privacy__mode": "central"}, 'with [privacy] mode = "central"'),
         ("scaffold", {"local__durability": "exit"}, 'with [local] durability = "exit"'),
+        ("scaffold", {"local__partial": "true"}, "with [local] partial = true"),
         ("scaffold", {"local__steps": "1", "uplink__momentum": "0.9"}, "with momentum correction"),
         ("feddyn", {"local__overlap.max_delay": "1"}, "with [local] overlap"),
         ("feddyn", {"local__prox": "0.1"}, "with [local] prox"),
@@ -50,12 +51,22 @@ def test_what_cannot_hold_beside_an_algorithm_is_refused(algorithm: str, more: d
 
 
 @pytest.mark.parametrize(
+    ("codec", "why"), [("twobit(1)", "has to contract at each call"), ("eden(0.3)", "would wait in the residual")]
+)
+def test_the_reason_why_scaffold_refuses_a_codec_is_that_of_its_differences(codec: str, why: str) -> None:
+    overrides = {"run.algorithm": "scaffold", **DROP, "uplink.codec": f"'{codec}'"}
+    plan = RunPlan.parse('[run]\ntask = "digits"\n[local]\nlr = 0.5\n', overrides=overrides)
+    (refusal,) = plan.check(codecs)
+    assert why in refusal.why
+
+
+@pytest.mark.parametrize(
     ("algorithm", "more"),
     [
         ("scaffold", {}),
         ("feddyn", {"run__alpha": "0.01"}),
         ("scaffold", {"cohort__late": "aggregate", "cohort__staleness_exponent": "0"}),
-        ("scaffold", {"local__partial": "true", "local__momentum": "0.9", "local__schedule": "cosine"}),
+        ("scaffold", {"local__momentum": "0.9", "local__schedule": "cosine"}),
         ("scaffold", {"server__optimizer": "fedadam", "downlink__codec": "'int8'", "uplink__feedback": "none"}),
         ("feddyn", {"local__optimizer": "adam"}),
         ("feddyn", {"uplink__codec": "'powersgd(2)'"}),

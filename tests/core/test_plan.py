@@ -224,6 +224,8 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
             "[local.overlap]\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
             '[uplink] feedback = "ef21" with [local] overlap',
         ),
+        ("steps = 1\nmomentum = 0.9", "[local] momentum = 0.9 with steps = 1"),
+        ("steps = 1\nprox = 0.1", "[local] prox = 0.1 with steps = 1"),
         ("min_steps = 4", "[local] min_steps = 4 without partial work"),
         ("lr_end = 0.1", '[local] lr_end = 0.1 with schedule = "constant"'),
         (
@@ -232,6 +234,10 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ),
         ("durability = 'exit'\n[secure]\nenabled = true", '[local] durability = "exit" with [secure]'),
         ("durability = 'exit'\n[privacy]\nmode = 'example'", '[local] durability = "exit" with [privacy]'),
+        (
+            "partial = true\n[uplink]\nfeedback = 'ef21'\n[cohort]\nlate = 'drop'",
+            '[local] partial = true with [uplink] feedback = "ef21"',
+        ),
         ("steps = 'auto'", '[local] steps = "auto" with deadline_s = "auto"'),
         ("steps = 'auto'\nepochs = 2\n[cohort]\ndeadline_s = 60", "[local] steps and epochs are both given"),
         ("partial = true\nmin_steps = 9\nsteps = 8", "[local] min_steps = 9 with steps = 8"),

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from thinwire.client import Context
 from thinwire.client.adapters import lightning as adapter
 from thinwire.client.task import as_task
+from thinwire.client.train.context import TrainingControl
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import ClientInfo, Local
+from thinwire.client.train.schedule import Schedule
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
 
@@ -85,6 +87,13 @@ def test_the_plan_decides_rate_and_steps_and_the_groups_keep_their_ratio() -> No
     total, count = context.metrics["loss"]
     assert count == 80
     assert 0 < total / count < 2
+
+
+def test_a_step_has_the_rate_of_its_middle() -> None:
+    schedule = Schedule(warmup=1.0, begin=0.0, until=0.5)
+    context = Context(Local(lr=0.5, steps=4, batch=8), control=TrainingControl(schedule))
+    module, _ = trained(adapted(), context)
+    assert [rates[0] for rates in module.rates] == pytest.approx([0.5 * schedule.factor(step, 4) for step in range(4)])
 
 
 def test_a_loader_of_its_own_and_accumulated_gradients_make_the_steps_of_lightning() -> None:

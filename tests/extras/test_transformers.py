@@ -17,9 +17,11 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from thinwire.client import Context
 from thinwire.client.adapters import transformers as adapter
 from thinwire.client.task import as_task
+from thinwire.client.train.context import TrainingControl
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import ClientInfo, Local
+from thinwire.client.train.schedule import Schedule
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
 
@@ -120,6 +122,20 @@ def test_the_plan_decides_rate_steps_and_batch_and_the_arguments_the_rest() -> N
     total, count = context.metrics["loss"]
     assert count == 80
     assert 0 < total / count < 2
+
+
+def test_a_step_has_the_rate_of_its_middle() -> None:
+    seen: list[float] = []
+
+    class Recorded(Trainer):  # type: ignore[misc]  # mypy does not see the package
+        def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+            seen.append(self.optimizer.param_groups[0]["lr"])
+            return super().training_step(model, inputs, *more, **named)
+
+    schedule = Schedule(warmup=1.0, begin=0.0, until=0.5)
+    context = Context(Local(lr=0.25, steps=4, batch=4), control=TrainingControl(schedule))
+    trained(adapted(trainer=Recorded), context)
+    assert seen == pytest.approx([0.25 * schedule.factor(step, 4) for step in range(4)])
 
 
 def test_a_training_without_time_ends_early_and_weighs_less() -> None:

@@ -98,7 +98,7 @@ def test_a_stock_node_owns_no_mean(
     assert "node 4 sent an invalid update: an update of 1000000000 steps (1 were assigned)" in told
 
 
-def test_stock_nodes_are_selected_in_the_warm_ups_codec_and_with_their_share_of_dgcs_clip(
+def test_stock_nodes_are_selected_in_the_warm_ups_codec_and_with_dgcs_clip_for_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = '[run]\ntask = "toy"\n[local]\nlr = 0.1\nsteps = 1\nclip_grad = 1.0\n[uplink]\ncodec = "dgc(0.01) > int8"'
@@ -121,7 +121,7 @@ def test_stock_nodes_are_selected_in_the_warm_ups_codec_and_with_their_share_of_
         stored = run._round(number, list(devices), versions, stored)
     codecs = [assignment.codec for assignment in assigned[::4]]
     assert codecs == [f"topk({ratio}) > int8" for ratio in ("0.25", "0.0625", "0.015625", "0.01", "0.01")]
-    assert {assignment.work.clip for assignment in assigned} == {0.5}
+    assert {assignment.work.clip for assignment in assigned} == {2.0}
 
 
 @pytest.mark.parametrize(

@@ -195,18 +195,30 @@ def test_a_kill_at_any_commit_caps_the_same_client(tmp_path: Path, buffered: boo
     cohort = {"mode": "buffered", "buffer": 4, "max_weight": 2} if buffered else {"max_weight": 2}
 
     def begin(folder: Path) -> Bench:
-        devices = [normed("a", 3.0, examples=10**9), normed("b"), normed("c", 2.0), normed("d")]
+        devices = [normed("a", 3.0, examples=10**9, steps=10), normed("b"), normed("c", 2.0), normed("d")]
         return Bench(folder, devices, layout=NORMED, run={"rounds": 1}, cohort=cohort, uplink=RAW)
 
     undisturbed = begin(tmp_path / "undisturbed")
     places = drive_through(undisturbed)
-    assert [set(e.capped) for e in undisturbed.events(RoundClosed)] == [{f"{undisturbed.run_id}/a/1"}]
+    (capped,) = [e.capped for e in undisturbed.events(RoundClosed)]
+    assert set(capped) == {f"{undisturbed.run_id}/a/1"}
+    assert ("counted" in capped[f"{undisturbed.run_id}/a/1"]) is not buffered, "examples weigh nothing in a buffer"
 
     def check(made: Bench, where: str) -> None:
         assert outcome(made) == outcome(undisturbed), where
         assert [e.capped for e in made.events(RoundClosed)] == [e.capped for e in undisturbed.events(RoundClosed)]
 
     killed(begin, tmp_path, places, check)
+
+
+@pytest.mark.parametrize(("mode", "mean"), [("sync", 0.75), ("buffered", 0.5)])
+def test_statistics_count_as_their_update_does(tmp_path: Path, mode: str, mean: float) -> None:
+    cohort = {"mode": mode, **({"buffer": 2} if mode == "buffered" else {})}
+    devices = [normed("a", mean=0.0, examples=10), normed("b", mean=1.0, examples=30)]
+    made = Bench(tmp_path, devices, layout=NORMED, run={"rounds": 1}, cohort=cohort, uplink=RAW)
+    assert made.drive().status == "done"
+    buffers = Versions(made.home.run(made.run_id), NORMED).read(made.events(ModelStored)[-1])[1]
+    assert buffers[:3] == pytest.approx([mean] * 3)
 
 
 @pytest.mark.parametrize("algorithm", ["feddyn", "fedavg"])

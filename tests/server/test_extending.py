@@ -13,6 +13,7 @@ from tests.support.crashes import Fate, each_death, unequal
 from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.server_bench import LAYOUT, REPORT, change, every
 from tests.support.several_runs import Site, steady
+from thinwire.aggregation.server_optimizers import server_rate
 from thinwire.core import RunPlan
 from thinwire.core.errors import BudgetSpent, PlanError, Refused
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, RunStatusChanged
@@ -92,6 +93,20 @@ def test_the_schedule_keeps_its_number_of_rounds_unless_it_is_set(tmp_path: Path
     assert [(plan.schedule_rounds, plan.lr) for plan in plans] == [(3, 1.0), (5, 0.5), (None, 1.0)]
     extended_again = site.store.run(run_id)
     assert extended_again.status == "queued"
+
+
+def test_the_servers_schedule_keeps_its_number_of_rounds_too(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(SPEEDS))
+    falls = {"schedule": "cosine", "lr_end": 0.1}
+    run_id, other, constant = (site.submit(run={"seed": seed}, server=falls) for seed in range(3))
+    site.serve()
+    extended(site, run_id)
+    extended(site, other, server__schedule_rounds="5")
+    extended(site, constant, server__schedule='"constant"', server__lr_end="0")
+    plans = [RunPlan.from_json(site.store.run(one).plan) for one in (run_id, other, constant)]
+    assert [plan.server.schedule_rounds for plan in plans] == [3, 5, None]
+    assert [plan.local.schedule_rounds for plan in plans] == [None, None, None]
+    assert server_rate(plans[0], 3) == pytest.approx(0.1), "it stays where it ended"
 
 
 def test_the_plan_of_the_start_is_found_behind_two_extensions(tmp_path: Path) -> None:

@@ -97,14 +97,14 @@ def test_dgc_is_topk_with_momentum_mask_and_the_papers_warm_up():
     assert state["momentum"].tolist() == [0, 1, -3, 0.5]
 
 
-def test_dgc_clips_each_devices_gradient_by_the_root_of_their_number(tmp_path):
+def test_dgc_clips_each_devices_gradient_to_the_threshold_times_the_root_of_their_number(tmp_path):
     devices = [scripted(name) for name in "abcd"]
     local = {"lr": 1.0, "steps": 1, "clip_grad": 3.0}
     bench = Bench(
         tmp_path, devices, run={"rounds": 2}, local=local, uplink={"codec": "dgc(0.1)"}, cohort={"clients": 4}
     )
     assert bench.drive().status == "done"
-    assert {e.assignment.work.clip for e in bench.fleet.sent if e.assignment.kind == "train"} == {1.5}
+    assert {e.assignment.work.clip for e in bench.fleet.sent if e.assignment.kind == "train"} == {6.0}
     plain = Bench(tmp_path / "plain", [scripted("a")], run={"rounds": 1}, local=local)
     plain.drive()
     assert {e.assignment.work.clip for e in plain.fleet.sent} == {0.0}, "the plan's own clip is the whole device's"

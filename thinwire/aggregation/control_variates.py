@@ -84,10 +84,12 @@ class Scaffold:
     See `Algorithm`; own_i is c_i, `common` is c. Each local step uses g - c_i + c, so that a device whose data differ
     moves as all devices together would:
 
-        y <- y - lr (g(y) - c_i + c);    c_i+ = c_i - c + (x - y) / (lr a);    c <- c + mean of (c_i+ - c_i)
+        y <- y - lr (g(y) - c_i + c);    c_i+ = c_i - c + (x - y) / (lr a)
+        c <- c + sum over the round of w_i (c_i+ - c_i) / sum over all devices of w_i
 
-    a is the sum of the weights with which the gradients of the local steps are in y: the number of steps without
-    momentum and schedule. So c_i+ is the mean of the device's own gradients, whatever the optimizer did with them. The
+    w_i is a device's weight, and "all devices" are those that ever counted (`next_common`: also one that is new). a is
+    the sum of the weights with which the gradients of the local steps are in y: the number of steps without momentum
+    and schedule. So c_i+ is the mean of the device's own gradients, whatever the optimizer did with them. The
     device sends c_i+ - c_i, encoded. c_i moves by the decoded difference, so that c is the mean of the vectors that the
     devices really hold. The part that the codec left out is still missing from c_i, and goes with the next difference.
 
@@ -133,9 +135,11 @@ class FedDyn:
     devices agree where the mean loss is smallest:
 
         y_i = argmin L_i(y) - <l_i, y> + alpha/2 |y - x|^2;    l_i <- l_i - alpha (y_i - x)
-        h <- h - alpha mean of (y_i - x);                      x <- mean of y_i - h / alpha
+        h <- h - alpha sum over the round of w_i (y_i - x) / sum over all devices of w_i
+        x <- the round's mean of y_i, minus h / alpha
 
-    l_i is -alpha times the sum of device i's updates, and h is -alpha times the mean of these sums over all devices. So
+    w_i is a device's weight, and "all devices" are those that ever counted (`next_common`: also one that is new). l_i
+    is -alpha times the sum of device i's updates, and h is -alpha times the mean of these sums over all devices. So
     neither travels, and both move by the decoded frames of the model's own changes.
 
     >>> FedDyn(alpha=0.5).step(np.float32([1]), np.float32([3]))

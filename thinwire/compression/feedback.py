@@ -282,8 +282,8 @@ class BoundEf21(CodecWrapper):
 
     `encode` overwrites `x` with the new reference; `restore_update` takes such a step back.
 
-    Invariant: ||x - g'||^2 <= (1 - delta) ||x - g||^2. The reference depends on the layout only: it survives a switch
-    of codec.
+    Invariant: E||x - g'||^2 <= (1 - delta) ||x - g||^2, over the codec's draws. The reference depends on the layout
+    only: it survives a switch of codec.
     """
 
     inner: SegmentedCodec | OtherCodec

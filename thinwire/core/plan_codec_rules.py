@@ -21,6 +21,7 @@ from thinwire.core.plan_schema import DGC, Sections, ServerSection, UplinkSectio
 Rule: TypeAlias = tuple[object, str, str, str]  # when it refuses, what, why, try
 FEDAVG = '[run] algorithm = "fedavg"'
 CLASSIC = '[uplink] feedback = "classic"'
+PARTIAL = "a device keeps the weight of its first update, which is a smaller one if a deadline cut that update short"
 
 
 def together(applies: object, form: str, rules: Iterable[Rule]) -> list[Rule]:
@@ -79,11 +80,11 @@ def algorithm_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
             (local.optimizer != "sgd", f"[local] optimizer = {local.optimizer!r}",
              "a device's mean gradient is read from how far it went, which only sgd's steps tell",
              '[local] optimizer = "sgd", or [run] algorithm = "feddyn"'),
-            *((run.algorithm == "scaffold" and not _contracts(spec, codecs), repr(spec),
-               ("control variates are sent as differences, whose codec has to contract: this one does not "
-                "guarantee that a decoded difference is nearer to the true one than 0 is"),
+            (local.partial, "[local] partial = true", PARTIAL, "leave partial out, or fewer [local] steps"),
+            *((run.algorithm == "scaffold" and why, repr(spec), f"control variates are sent as differences: {why}",
                "[uplink] codec = 'topk(0.05) > int8'")
-              for spec in dict.fromkeys([*uplink.codecs, *uplink.layers.values()])),
+              for spec in dict.fromkeys([*uplink.codecs, *uplink.layers.values()])
+              for why in [_no_differences(spec, codecs)]),
         ]),
         *together(run.algorithm == "feddyn", form, [
             (local.prox > 0, f"[local] prox = {local.prox:g}", "alpha holds a device to the model already",
@@ -100,17 +101,17 @@ def algorithm_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
     ]  # fmt: skip
 
 
-def _contracts(spec: str, codecs: CodecBook) -> bool:
-    """Return True if each call of the codec contracts, or if it is not valid, which `_codecs` refuses."""
+def _no_differences(spec: str, codecs: CodecBook) -> str:
+    """Return why a codec cannot send differences; "" if it can, or if it is not valid, which `_codecs` refuses."""
     try:
         codecs.parse(spec)
     except CodecError:
-        return True
+        return ""
     try:
         codecs.require_contraction(spec, "ef21")
-    except CodecError:
-        return False
-    return True
+    except CodecError as error:
+        return error.why
+    return ""
 
 
 DGC_STEP = re.compile(rf"\b{DGC}\s*\(")

@@ -21,6 +21,7 @@ from typing import Literal
 
 from thinwire.core.errors import PlanError, numbered
 from thinwire.core.plan_codec_rules import (
+    PARTIAL,
     CodecBook,
     Rule,
     algorithm_rules,
@@ -120,6 +121,7 @@ def _work(plan: Sections) -> list[Rule]:
         (isinstance(local.steps, int) and local.min_steps > local.steps,
          f"[local] min_steps = {local.min_steps} with steps = {local.steps}",
          "a device makes no more steps than its assignment has", f"[local] min_steps = {local.steps}"),
+        *together(local.partial, "[local] partial = true with {}", [ef21_rule(plan, PARTIAL)]),
         *together(local.durability == "exit", '[local] durability = "exit" with {}', [
             ef21_rule(plan, "a device that is killed would lose the reference that the aggregator's sum goes on from",
                       '[local] durability = "round"'),
@@ -274,7 +276,7 @@ def _personal(plan: Sections) -> list[Rule]:
 def _unused(plan: Sections) -> list[Rule]:
     """Return rules on keys whose value has no effect in this plan, in the order of the plan's sections."""
     cohort, uplink, off, asked = plan.cohort, plan.uplink, plan.run.evaluate == "off", plan.run.evaluate == "clients"
-    sync, whole = cohort.mode == "sync", not plan.downlink.compressed
+    sync, whole, one_step = cohort.mode == "sync", not plan.downlink.compressed, plan.local.steps == 1
     uncoded = {*uplink.codecs, *uplink.layers.values()} == {IDENTITY}
     kept = set(plan.run.keep.split(","))
     found: list[Rule] = []
@@ -287,6 +289,10 @@ def _unused(plan: Sections) -> list[Rule]:
          "the clients evaluate in their rounds, or nobody does", '[run] evaluate = "holdout"'),
         ("run", "fraction_evaluate", not asked, f'[run] evaluate = "{plan.run.evaluate}"',
          "no client evaluates, so there is no share of them that does", '[run] evaluate = "clients"'),
+        ("local", "momentum", one_step, "steps = 1",
+         "each round begins with no velocity, so its first step is the gradient's alone", "[local] steps = 5"),
+        ("local", "prox", one_step, "steps = 1",
+         "it pulls toward the round's model, and the only step begins there", "[local] steps = 5"),
         ("cohort", "over_select", sync and cohort.clients == "all", 'clients = "all"',
          "all online devices are selected, so none is left to select in excess", "[cohort] clients = 0.5"),
         ("cohort", "staleness_exponent", sync and cohort.late == "drop", 'late = "drop"',

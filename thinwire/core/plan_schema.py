@@ -216,7 +216,9 @@ class LocalSection(LearningRate):
     )
     momentum: Below1 = Field(default=0.0, description="of sgd")
     weight_decay: NotNegative = Field(default=0.0, description="of the optimizer")
-    clip_grad: Positive | None = Field(default=None, description="largest L2 norm of a step's gradient")
+    clip_grad: Positive | None = Field(
+        default=None, description="largest L2 norm of a step's gradient, before prox and control variates"
+    )
     prox: NotNegative = Field(default=0.0, description="FedProx's mu")
     buffers: Literal["average", "local", "frozen"] = Field(
         default="average", description="BatchNorm statistics and the like"

@@ -248,7 +248,7 @@ class RoundAggregator:
         if self.weights is not None:
             self.weights.count(header.update_id.device, header.examples)
         if statistics is not None:
-            self.buffers.fold(statistics, header.examples * discount)
+            self.buffers.fold(statistics, discount * (1 if self.config.counts_alike else header.examples))
         self.buffers.count(header.counters)
 
     def _add_frames(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
@@ -285,14 +285,14 @@ class RoundAggregator:
         """Return the updates that count less under these caps.
 
         Some updates do not count by their examples: when all count alike, and when the device has a fixed weight
-        already. Their examples then weigh only their statistics.
+        already. In the second case its examples weigh only its statistics.
         """
         statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
-        alike, known = self.config.counts_alike, self.weights.known if self.weights is not None else {}
+        known = self.weights.known if self.weights is not None else {}
         lighter = self.bounded(caps)
         for header in headers:
-            name, by_examples = str(header.update_id), not (alike or header.update_id.device in known)
-            if (capped := caps.capped(header, statistics or by_examples)) is not None:
+            name, by_examples = str(header.update_id), statistics or header.update_id.device not in known
+            if (capped := caps.capped(header, by_examples and not self.config.counts_alike)) is not None:
                 lighter[name] = capped | lighter.get(name, Capped())
         return lighter
 

@@ -131,10 +131,13 @@ def _plan(row: RunRow, old: RunPlan, run_state: RunState, rounds: int, sets: Map
             why=f"it has reached its target, {old.run.target.metric} {old.run.target.value:g}",
             hint=f"another target: --set run.target.value={old.run.target.value:g}",
         )
-    overrides = {"run.rounds": str(run_state.steps_made + rounds)}
-    if old.local.moves and "local.schedule_rounds" not in sets:
-        overrides["local.schedule_rounds"] = str(old.local.schedule_rounds or old.run.rounds)
-    plan = RunPlan.parse(plan_text(old), f"the plan of {row.run_id}", overrides | dict(sets))
+    text, name = plan_text(old), f"the plan of {row.run_id}"
+    overrides = {"run.rounds": str(run_state.steps_made + rounds), **sets}
+    plan = RunPlan.parse(text, name, overrides)
+    for section, rates, new in (("local", old.local, plan.local), ("server", old.server, plan.server)):
+        if rates.moves and new.moves and f"{section}.schedule_rounds" not in sets:
+            overrides[f"{section}.schedule_rounds"] = str(rates.schedule_rounds or old.run.rounds)
+    plan = RunPlan.parse(text, name, overrides)
     if refused := plan.check(codecs):
         raise as_error(refused)
     return plan

@@ -203,7 +203,7 @@ def _following(lightning: Any, context: Any, steps: int) -> Any:
             self.rates = [(group, float(group["lr"]) / first if groups[0]["lr"] else 1.0) for group in groups]
 
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            lr = context.lr(trainer.global_step / steps)
+            lr = context.lr((trainer.global_step + 0.5) / steps)
             for group, ratio in self.rates:
                 group["lr"] = lr * ratio
 

@@ -159,7 +159,7 @@ class _Adapter:
         width = outputs if not kind.classifies else 1 if len(classes) == 2 else len(classes)
         loss = LOSSES[name] if kind.by == "sgd" else _softmax if kind.classifies else _squared
         ordered = tuple(sorted(classes)) if kind.classifies else ()
-        return cls(estimator, kind, features, ordered, width, _penalty(estimator, kind, examples), loss)
+        return cls(estimator, kind, features, ordered, width, _penalty(estimator, kind, examples, width), loss)
 
     def functions(self, data: Callable[[ClientInfo], Any]) -> tuple[Any, ...]:
         """Return model, data, loss, metrics and train."""
@@ -241,7 +241,7 @@ class _Adapter:
         weights = [(one["weight"].detach().cpu().numpy(), _values(one.get("bias"))) for one in linears]
         trained, done = self.filled(weights, int(np.random.randint(1 << 31))), 0  # noqa: NPY002 -- seeded
         for done, rows in enumerate(work.batches(), 1):
-            self._set_rate(trained, float(context.lr((done - 1) / work.steps)), len(rows))
+            self._set_rate(trained, float(context.lr((done - 0.5) / work.steps)), len(rows))
             trained.partial_fit(inputs[rows], labels[rows])
             context.progress(done, work.steps)
             if context.should_stop():
@@ -326,8 +326,11 @@ def _kind_of(estimator: Any) -> _Kind:
     return kind
 
 
-def _penalty(estimator: Any, kind: _Kind, examples: int | None) -> float:
-    """Return the factor of the squared weights in the mean loss; `BadTask` if the number of examples is missing."""
+def _penalty(estimator: Any, kind: _Kind, examples: int | None, width: int) -> float:
+    """Return the factor of the squared weights in the mean loss; `BadTask` if the number of examples is missing.
+
+    `width` is the number of outputs. A regressor's loss is the mean over them, and Ridge's penalty is of their sum.
+    """
     params = estimator.get_params()
     if kind.by != "loop" or _name(estimator) == "LinearRegression":
         return 0.0
@@ -345,4 +348,4 @@ def _penalty(estimator: Any, kind: _Kind, examples: int | None) -> float:
             why="the penalty is added once to the sum over the examples of all clients",
             hint="sklearn.task(..., examples=) with their number; C=float('inf') or alpha=0 for no penalty",
         )
-    return strength / (2.0 * examples) if examples else 0.0
+    return strength / (2.0 * examples * (1 if kind.classifies else width)) if examples else 0.0

@@ -175,7 +175,7 @@ def _train(module: Any, examples: DataLoader[Any], context: Any, arguments: Any,
         _remove_printers(made, transformers)
         made.create_optimizer()
         made.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            made.optimizer, lambda step: context.lr(step / work.steps) / lr
+            made.optimizer, lambda step: context.lr((step + 0.5) / work.steps) / lr
         )
         found = made.train()
     done = int(found.global_step)

@@ -84,7 +84,8 @@ class Context:
     def lr(self, progress: float) -> float:
         """Return the learning rate by the plan's schedule at a position in this training, from 0 to 1.
 
-        A position outside counts as the nearer end.
+        A position outside counts as the nearer end. The middle of step k of n, from 0, is (k + 0.5) / n: at 0, its
+        beginning, the rate of a warm-up is 0.
         """
         self._used.add("lr")
         return self.local.lr * self.control.schedule.at(min(1.0, max(0.0, float(progress))))
@@ -180,7 +181,7 @@ class Context:
         local = self.local
         moves = local.schedule != Local.schedule or local.lr_warmup > 0
         needed = (
-            ("lr", moves, "a [local] schedule", "context.lr(done / total) is the learning rate of a step"),
+            ("lr", moves, "a [local] schedule", "context.lr((step + 0.5) / steps) is the learning rate of a step"),
             ("should_stop", local.partial, "[local] partial = true", STOPS),
             ("should_stop", local.overlap is not None, "[local] overlap", STOPS),
         )

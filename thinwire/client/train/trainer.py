@@ -150,12 +150,12 @@ class TorchTrainer:
                 loss = _differentiable(as_loss(self.task.module.loss(module, here)))
                 (loss / len(group) if len(group) > 1 else loss).backward()  # type: ignore[no-untyped-call]  # torch's
                 losses.add(loss, batches.examples_in(here))
-            if proximal is not None:
-                proximal.pull()
             if self.local.clip_grad is not None:
                 nn.utils.clip_grad_norm_(params, self.local.clip_grad)
             if drift is not None:
                 drift.correct()
+            if proximal is not None:  # last: the normaliser takes it as whole, on each parameter that moves
+                proximal.pull()
             if self.schedule.moves:
                 factor = self.schedule.factor(steps, total)
                 scale_rates(optimizer, rates, factor)
@@ -309,7 +309,7 @@ class LossMeter:
 class Proximal:
     """The proximal term of FedProx: mu/2 times the squared distance to the model with which the round began.
 
-    Its gradient, mu (w - w_0), is added after `backward`. Li et al. 2020, "Federated Optimization in Heterogeneous
+    Its gradient, mu (w - w_0), is added after the clip. Li et al. 2020, "Federated Optimization in Heterogeneous
     Networks".
     """
 

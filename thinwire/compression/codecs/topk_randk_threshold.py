@@ -142,8 +142,8 @@ class RandK(RatioSparsifier, SeededSparsifier):
     """Sends the share r of values at random indices, which encoder and decoder derive from a seed in the frame.
 
     Contractive with delta = r in expectation (Stich et al. 2018). `randk(r, unbiased)` sends the values times n/k, so
-    that the mean is exact and omega = 1/r - 1; error feedback refuses that form, around which it would diverge. Values
-    that would overflow are sent as the largest finite number.
+    that the mean is exact and omega = 1/r - 1. Error feedback refuses that form for r up to 1/2, where omega is 1 or
+    more: it would diverge. Values that would overflow are sent as the largest finite number.
 
     The indices are the first k of a permutation of all. The permutation is a Feistel network with four rounds on the
     next larger even number of bits, walked until it returns into the range (Black and Rogaway 2002).
@@ -202,12 +202,13 @@ MAX_SEGMENT = 1 << 24  # values
 class Threshold(Sparsifier):
     """Sends the values of at least t root mean squares, and always the largest, with their indices.
 
-    Strom (2015) with a threshold relative to the values. The values left out hold less than t^2 of the squared norm,
-    and the largest value holds at least its share of it: delta = 1 - t^2 for t < 1, else at least 1 in 2^24.
+    It sends the values themselves (Aji and Heafield 2017). Strom (2015), whose threshold is a fixed number, sends the
+    threshold in their place, as `twobit`. The values left out hold less than t^2 of the squared norm, and the largest
+    value holds at least its share of it: delta = 1 - t^2 for t < 1, else at least 1 in 2^24.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("threshold(2.5)", "threshold(0.5)")
-    paper: ClassVar[str] = "Strom 2015"
+    paper: ClassVar[str] = "Aji and Heafield 2017"
     fixed: ClassVar[bool] = False
     rejects_non_finite: ClassVar[bool] = True  # NaN and infinity make the mean square not finite
     times: Decimal

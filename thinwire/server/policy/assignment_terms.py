@@ -361,15 +361,16 @@ def _durations(header: Mapping[str, object]) -> tuple[int, float, float] | None:
 def work_of(plan: RunPlan, devices: int, own: tuple[int, int] | None = None) -> Work:
     """Return the work of a device in a round of `devices` clients; `own` are its own steps and batch, if it has any.
 
-    dgc clips where a gradient is accumulated, on each device for itself (Lin et al. 2018, "Deep gradient compression").
-    N gradients add up to an L2 norm of about the threshold if each is clipped to N^(-1/2) times the threshold. The
-    reason is that the norm of a sum of independent gradients grows as the root of N.
+    dgc clips where a gradient is accumulated, on each device for itself (Lin et al. 2018, "Deep gradient compression",
+    algorithm 1). The paper clips the N-th part of a gradient to N^(-1/2) times the threshold, and sums over the N
+    devices. Here a device clips its whole gradient and the aggregator averages, so the threshold is multiplied by
+    N^(1/2). The mean of N independent gradients of this norm has the norm of the threshold.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nclip_grad=2\\nsteps=1\\n[uplink]\\ncodec="dgc(0.1)"')
     >>> work_of(plan, 16)
-    Work(steps=1, batch=32, clip=0.5)
+    Work(steps=1, batch=32, clip=8.0)
     """
     local = plan.local
-    clip = local.clip_grad / math.sqrt(devices) if plan.uplink.dgc and local.clip_grad and devices else 0.0
+    clip = local.clip_grad * math.sqrt(devices) if plan.uplink.dgc and local.clip_grad and devices else 0.0
     steps, batch = own or (local.steps if isinstance(local.steps, int) else 0, local.batch)
     return Work(steps, batch, clip)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.client.calls import ClientStatus, StatusReporter
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import Unreachable
+from thinwire.core.errors import NotAccepted, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.log_file import LOG_FILE, Logbook, last_lines, new_lines
 from thinwire.core.types import Failure, PhaseReply, Reply
@@ -86,6 +86,23 @@ def test_the_file_follows_a_device_through_its_day(tmp_path, assignments):
     with pytest.raises(Unreachable):
         link.pull(1)
     assert (now().state, now().last_error) == ("idle", "nobody there (cut)"), "its own end is no error"
+
+
+def test_a_device_does_not_work_on_an_assignment_whose_reply_was_refused(tmp_path, assignments, monkeypatch):
+    inside = ScriptedLink([assignments[0], None])
+    link = StatusReporter(inside, tmp_path)
+
+    def refuse(reply: Reply, bundle: Path | None = None) -> None:
+        raise NotAccepted("the reply is too large")
+
+    link.pull(1)
+    monkeypatch.setattr(inside, "push", refuse)
+    with pytest.raises(NotAccepted):
+        link.push(Failure("task-error", "x", assignments[0].assignment.assignment_id))
+    link.pull(1)
+    status = ClientStatus.load(tmp_path)
+    assert status is not None
+    assert (status.state, status.answered) == ("idle", 0)
 
 
 def test_what_is_not_readable_or_written_ends_nothing(tmp_path):

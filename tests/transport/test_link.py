@@ -16,7 +16,7 @@ from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery
 from thinwire.core.types import Failure
-from thinwire.transport.device.identity import device_key
+from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.device.link import HttpsLink
 
 
@@ -133,6 +133,15 @@ def test_a_pull_before_a_hello_is_refused(here: Place) -> None:
 def test_an_address_that_cannot_be_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         HttpsLink(url, device_key(tmp_path), "pi-1", tmp_path)
+
+
+def test_a_proxy_that_cannot_be_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "https://proxy:3128")
+    trust = Trust("https://agg.example:9090", (), system=True)
+    with pytest.raises(UsageError, match="HTTPS_PROXY is not usable"):
+        HttpsLink(trust.url, device_key(tmp_path), "pi-1", tmp_path, trust)
 
 
 def test_a_device_needs_neither_flwr_nor_torch_nor_a_database() -> None:

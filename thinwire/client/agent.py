@@ -32,7 +32,7 @@ from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
 from thinwire.core.equipment import NOTHING_SAID, Equipment
-from thinwire.core.errors import Refused, ThinwireError, Unreachable
+from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Link
 from thinwire.core.plan import RunPlan
 from thinwire.core.signals import handled
@@ -69,7 +69,8 @@ def serve(
     """Work on assignments until `ending` is set, and return the exit code.
 
     While the aggregator does not respond, the client tries again and prints that once a minute. With `once` it returns
-    4 instead after a while, and 0 after a run. A client that the aggregator refuses returns 5.
+    4 instead after a while (another error's exit code if calls fail by that), and 0 after a run. A client that the
+    aggregator refuses returns 5.
 
     The worker of the `reloader` executes the tasks in a process of its own; without one they run in this process.
     """
@@ -94,7 +95,7 @@ def serve(
             worker.stopping = ending.is_set
         try:
             return loop.run()
-        except (Refused, Unreachable) as error:
+        except ThinwireError as error:
             say_once(error.text())
             return error.exit_code
         finally:

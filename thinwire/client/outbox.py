@@ -124,6 +124,12 @@ def remove_delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunSta
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
+def remove_unreadable(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
+    """Remove a reply that this disk has lost, as `RunFolder.load` does: what it left in the state is not known."""
+    kept = tuple(entry for entry in state.outbox if entry.header.update_id != header.update_id)
+    return state if len(kept) == len(state.outbox) else replace(state, outbox=kept, lost="damaged")
+
+
 def end_run(state: ClientRunState) -> ClientRunState:
     """Return the state of a run that has ended: the sequence stays, so that no id is used twice.
 

@@ -103,6 +103,10 @@ class NotOffered(NotAccepted):
     """The client does not send this reply, because the program at the aggregator's address does not have its run."""
 
 
+class ReplyUnreadable(NotAccepted):
+    """The client cannot read a reply that it has on its own disk, so that this reply is never sent."""
+
+
 class NotInvited(Refused):
     """The invitation is not valid; `why` (unknown, used, expired, withdrawn) is shown to the operator only."""
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.errors import BadPayload, ReplyUnreadable
 from thinwire.transport.device.connect import Address, TlsConnection, dial, has_new_address
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, ApiError, inflate
@@ -172,12 +172,15 @@ class Connection:
     def _stream(self, connection: http.client.HTTPConnection, body: FileRange) -> bool:
         assert self._inlet is not None
         left = body.length
-        with _opened(body.path) as file:
+        with translate_disk_errors(body.path):
+            file = open(body.path, "rb", buffering=0)  # noqa: SIM115  # an error of the disk; sending has others
+        with file:
             file.seek(body.start)
             while left:
-                data = file.read(min(PIECE_BYTES, left))
+                with translate_disk_errors(body.path):
+                    data = file.read(min(PIECE_BYTES, left))
                 if not data:
-                    raise BadPayload(f"{body.path} is shorter than its header says")
+                    raise ReplyUnreadable(f"{body.path} is shorter than its header says")
                 if self._inlet.has_input():
                     return False
                 try:
@@ -217,11 +220,13 @@ class Connection:
             line.sock.close()
 
 
-def _opened(path: Path) -> BinaryIO:
+@contextmanager
+def translate_disk_errors(path: Path) -> Iterator[None]:
+    """Translate an `OSError` while a reply is read from its file; outside of it an `OSError` is the network's."""
     try:
-        return open(path, "rb", buffering=0)
-    except OSError as error:  # an error of the disk; one of the network would be tried again
-        raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
+        yield
+    except OSError as error:
+        raise ReplyUnreadable(f"cannot read {path}", why=error.strerror or str(error)) from error
 
 
 MAX_REST_BYTES = INLINE_BYTES  # inline parts that do not fit on this disk; nothing else stays unread

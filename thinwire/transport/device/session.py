@@ -234,6 +234,7 @@ class InFlightAssignments:
 
 # Refusals of a reply, not of the device: the same bytes will never be accepted.
 NEVER_ACCEPTED = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
+SETTLING = frozenset({"state-lost", "too-large"})  # with these the aggregator has recorded the assignment as failed
 # The same request may succeed later, also over plain HTTP.
 TRANSIENT = frozenset(
     {"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"}

@@ -18,12 +18,18 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.errors import BadPayload, Unreachable
+from thinwire.core.errors import ReplyUnreadable, Unreachable
 from thinwire.core.part_file import PIECE_BYTES, DamagedPart, PartFile, damaged_part
 from thinwire.core.protocol import read_json
 from thinwire.core.statedir import disk_error, private_folder, require_room
 from thinwire.core.types import Part, ReplyHeader
-from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest, read_all
+from thinwire.transport.device.http_client import (
+    Connection,
+    FileRange,
+    HttpRequest,
+    read_all,
+    translate_disk_errors,
+)
 from thinwire.transport.protocol.http import PUSH, UPLOAD_OFFSET, ApiError, etag, pack
 
 KEPT = 4  # partial downloads: assignments arrive one after the other, and old models are useless
@@ -219,12 +225,12 @@ def _open_part(parts: tuple[Part, ...], offsets: list[int]) -> int:
 
 
 def _require_sound(header: ReplyHeader, index: int, bundle: Path) -> None:
-    """Raise `BadPayload` if the part is damaged on this disk, because it would be sent for ever."""
+    """Raise `ReplyUnreadable` if the part is damaged on this disk, because it would be sent for ever."""
     part = header.parts[index]
-    with open(bundle, "rb", buffering=0) as file:
+    with translate_disk_errors(bundle), open(bundle, "rb", buffering=0) as file:
         file.seek(sum(part.length for part in header.parts[:index]))
         if damaged_part(file, [part]) is not None:
-            raise BadPayload(f"{bundle} is damaged on this disk", why=f"{part.name!r} does not fit its digest")
+            raise ReplyUnreadable(f"{bundle} is damaged on this disk", why=f"{part.name!r} does not fit its digest")
 
 
 def _target(header: ReplyHeader, index: int) -> str:

@@ -29,6 +29,7 @@ from thinwire.transport.protocol.signing import NOTHING, Signer
 SILENT_S = 60.0  # time-out without a byte, added to a pull's wait; also the time-out for each piece that is sent
 ADDRESS_CHECK_S = 5.0  # how often a waiting connection checks this machine's address
 PIECE_BYTES = 64 * 2**10  # sent in one step: an uplink of 2 kB/s needs less than SILENT_S
+SLOWEST_BYTES_A_S = 2**10  # of an uplink: what the kernel still has to send delays the response
 MAX_REFUSAL_BYTES = 65_536
 
 
@@ -137,7 +138,7 @@ class Connection:
         self.require_dates()
         whole = self._send(request, line)
         assert self._http is not None
-        self._wait_s = request.wait_s
+        self._wait_s = request.wait_s + min(request.length, INLINE_BYTES) / SLOWEST_BYTES_A_S
         response = self._http.getresponse()
         if response.chunked and response.status < 400:
             raise http.client.HTTPException("an answer in chunks, which no aggregator gives")
@@ -163,31 +164,21 @@ class Connection:
             connection.putheader(name, value)
         if request.method in ("POST", "PUT"):
             connection.putheader("content-length", str(request.length))
-        if isinstance(request.body, bytes):
+        if isinstance(request.body, bytes) and request.length <= PIECE_BYTES:
             connection.endheaders(request.body or None)
             return True
         connection.endheaders()
         return self._stream(connection, request.body)
 
-    def _stream(self, connection: http.client.HTTPConnection, body: FileRange) -> bool:
+    def _stream(self, connection: http.client.HTTPConnection, body: bytes | FileRange) -> bool:
         assert self._inlet is not None
-        left = body.length
-        with translate_disk_errors(body.path):
-            file = open(body.path, "rb", buffering=0)  # noqa: SIM115  # an error of the disk; sending has others
-        with file:
-            file.seek(body.start)
-            while left:
-                with translate_disk_errors(body.path):
-                    data = file.read(min(PIECE_BYTES, left))
-                if not data:
-                    raise ReplyUnreadable(f"{body.path} is shorter than its header says")
-                if self._inlet.has_input():
-                    return False
-                try:
-                    connection.send(data)
-                except (BrokenPipeError, ConnectionResetError):
-                    return False  # the response may have arrived all the same
-                left -= len(data)
+        for data in _pieces(body):
+            if self._inlet.has_input():
+                return False
+            try:
+                connection.send(data)
+            except (BrokenPipeError, ConnectionResetError):
+                return False  # the response may have arrived all the same
         return True
 
     def _opened(self) -> TlsConnection:
@@ -240,6 +231,22 @@ class FileRange:
     start: int
     length: int
     digest: bytes
+
+
+def _pieces(body: bytes | FileRange) -> Iterator[bytes]:
+    """Yield a body in the pieces that are sent; raise `ReplyUnreadable` if its file cannot be read."""
+    if isinstance(body, bytes):
+        yield from (body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES))
+        return
+    left = body.length
+    with translate_disk_errors(body.path), open(body.path, "rb", buffering=0) as file:
+        file.seek(body.start)
+        while left:
+            data = file.read(min(PIECE_BYTES, left))
+            if not data:
+                raise ReplyUnreadable(f"{body.path} is shorter than its header says")
+            left -= len(data)
+            yield data
 
 
 @dataclass(frozen=True)

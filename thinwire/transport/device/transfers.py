@@ -9,6 +9,7 @@ new process continues the download.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -48,7 +49,8 @@ class Incoming:
         self._folder, self._min_free = private_folder(folder), min_free
         for path in self._paths():
             if path.suffix:  # it was delivered to a process that has ended, and the assignment is given again
-                os.replace(path, path.with_suffix(""))
+                with _disk(path):
+                    os.replace(path, path.with_suffix(""))
         self._forget(KEPT)
 
     def take(self, parts: Sequence[Part], response: http.client.HTTPResponse) -> Path:
@@ -85,19 +87,27 @@ class Incoming:
                     file.restart()
                 _receive(file, response)
         whole = self._delivered(parts)
-        os.replace(path, whole)
+        with _disk(path):
+            os.replace(path, whole)
         return whole
 
     def _delivered(self, parts: Sequence[Part]) -> Path:
         return self._folder / f"{_tag(parts)}.{secrets.token_hex(4)}"
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        """Return the files that are there, the newest first."""
+        found = dict[Path, int]()
+        with _disk(self._folder):
+            for path in self._folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # delivered and deleted meanwhile
+                    found[path] = path.stat().st_mtime_ns
+        return sorted(found, key=lambda path: -found[path])
 
     def _forget(self, kept: int, but: Path | None = None) -> None:
         """Remove the oldest partial files; a clock that was set back makes the newest look old."""
         for path in [path for path in self._paths() if not path.suffix and path != but][kept:]:
-            path.unlink()
+            with _disk(path):
+                path.unlink(missing_ok=True)
 
 
 def _receive(file: PartFile, response: http.client.HTTPResponse) -> None:

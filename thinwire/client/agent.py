@@ -92,7 +92,7 @@ def serve(
     with _without_repeats(say) as say_once:
         loop = Loop(link, handlers, facts, Retrier(ending, say_once, give_up=once), reloader)
         if worker is not None:
-            worker.stopping = ending.is_set
+            worker.stopping, worker.say = ending.is_set, say_once
         try:
             return loop.run()
         except ThinwireError as error:
@@ -149,7 +149,7 @@ def versions(policy: Policy | None = None, training: Mapping[str, str] | None = 
 def reloads() -> Iterator[threading.Event]:
     """Set the yielded event at SIGUSR1, which `thinwire client reload` sends.
 
-    SIGHUP is not used: it still ends a client whose terminal is closed.
+    SIGHUP is not used: it ends a client whose terminal is closed.
     """
     wished = threading.Event()
     with handled([signal.SIGUSR1], lambda number, frame: wished.set()):

@@ -140,6 +140,8 @@ class Loop:
         if self._reloader.requested.is_set():
             self._reloader.reload(self.say)
         if self._reloader.worker is not None:
+            if self._reloader.worker.is_due():
+                self._reloader.reload_tasks(self.say)
             self._reloader.worker.stop_if_idle()  # gives its memory back once it has been idle
         hello = replace(self.hello, tasks=self._reports(), versions=self.facts.versions(), has=self.facts.has())
         if hello != self.hello:

@@ -132,6 +132,8 @@ class DataLost(ThinwireError):
 class NotWritten(DataLost):
     """A write failed because the disk is full or read-only; existing data is unchanged, so the write can be retried."""
 
+    exit_code = 1
+
 
 class TooLittleSpace(ThinwireError):
     """The disk has too little free space for what one run needs, and is large enough for it: that run waits."""

@@ -174,7 +174,11 @@ def test_a_sequence_is_never_used_twice_and_goes_on_above_what_the_aggregator_ha
 def test_answers_without_a_outcome_are_discarded_after_the_largest_staleness():
     state = outbox.append(ClientRunState(), entry_of(1, round_number=2))
     assert outbox.expire(state, 7, 5) is state
-    assert outbox.expire(state, 8, 5).outbox == ()
+    late = outbox.expire(state, 8, 5)
+    assert outbox_ids(late) == outbox_ids(state), "its outcome may come with the next assignment"
+    told = outbox.apply_outcomes(late, [UpdateOutcome(UpdateId("run", "pi", 1), "aggregated", 3)], lambda *_: late)
+    assert told.outbox == ()
+    assert outbox.expire(late, 9, 5).outbox == ()
 
 
 def test_a_damaged_residual_begins_at_zero_and_says_so(tmp_path):

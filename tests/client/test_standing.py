@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +112,14 @@ def test_what_is_not_readable_or_written_ends_nothing(tmp_path):
     assert ClientStatus.load(tmp_path) is None
     StatusReporter(ScriptedLink(), tmp_path / "gone").hello(Hello("pi-01", "p"))
     Logbook(tmp_path / "gone", print)("said all the same")
+
+
+def test_an_output_that_takes_no_bytes_ends_nothing(tmp_path):
+    def gone(line: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    Logbook(tmp_path, gone)("said all the same")
+    assert last_lines(tmp_path, 1)[0].endswith("said all the same")
 
 
 def test_a_log_keeps_the_newest_lines_within_its_bound(tmp_path):

@@ -193,11 +193,17 @@ def test_a_run_begins_once_the_reply_of_the_run_that_it_may_displace_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called, drained, begin = list[str](), BackgroundSender.drained, AssignmentHandler.begin
-    monkeypatch.setattr(BackgroundSender, "drained", lambda self: (called.append("drained"), drained(self))[1])
-    monkeypatch.setattr(
-        AssignmentHandler, "begin",
-        lambda self, delivery, *given: (called.append(delivery.assignment.run), begin(self, delivery, *given))[1],
-    )  # fmt: skip
+
+    def noted_drained(sender: BackgroundSender) -> bool:
+        called.append("drained")
+        return drained(sender)
+
+    def noted_begin(handler: AssignmentHandler, delivery: Delivery, *given: Any) -> Any:
+        called.append(delivery.assignment.run)
+        return begin(handler, delivery, *given)
+
+    monkeypatch.setattr(BackgroundSender, "drained", noted_drained)
+    monkeypatch.setattr(AssignmentHandler, "begin", noted_begin)
     running = Running(tmp_path)
     running.aggregator.plan = plan_of("[local.overlap]\nmax_delay = 1")
     thread = running.start(Policy(max_runs=1))

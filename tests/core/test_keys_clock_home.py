@@ -122,7 +122,12 @@ def test_a_look_at_a_lock_writes_nothing_and_a_disk_without_locks_says_so(
 ) -> None:
     (lock := tmp_path / "lock").touch()
     opened, flags = os.open, list[int]()
-    monkeypatch.setattr(os, "open", lambda path, flag, mode=0: (flags.append(flag), opened(path, flag, mode))[1])
+
+    def noted(path: Path, flag: int, mode: int = 0o777) -> int:
+        flags.append(flag)
+        return opened(path, flag, mode)
+
+    monkeypatch.setattr(os, "open", noted)
     assert holder(lock) is None
     assert [flag & os.O_ACCMODE for flag in flags] == [os.O_RDONLY]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
-import os
 import random
 import threading
 import time
@@ -301,10 +301,19 @@ def test_an_answer_that_the_disk_has_lost_is_no_outage(
     if lost == "before":
         update.unlink()
     elif size > INLINE_BYTES:
-        offsets = Outgoing._push_header
-        monkeypatch.setattr(Outgoing, "_push_header", lambda self, *given: (offsets(self, *given), update.unlink())[0])
+        push = Outgoing._push_header
+
+        def pushed_and_lost(self: Outgoing, header_bytes: bytes, header: ReplyHeader) -> list[int]:
+            update.unlink()
+            return push(self, header_bytes, header)
+
+        monkeypatch.setattr(Outgoing, "_push_header", pushed_and_lost)
     else:
-        monkeypatch.setattr(Path, "read_bytes", lambda self: os.read(os.open(self.parent, os.O_RDONLY), 1))  # EISDIR
+
+        def unreadable(path: Path) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(Path, "read_bytes", unreadable)
     with pytest.raises(NotAccepted, match="cannot read") as refused:
         link.push(header, update)
     assert isinstance(refused.value, ReplyUnreadable)

@@ -171,9 +171,12 @@ def test_a_reply_is_sent_in_pieces_and_a_slow_uplink_is_waited_for(
     here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, send = list[int](), http.client.HTTPConnection.send
-    monkeypatch.setattr(
-        http.client.HTTPConnection, "send", lambda self, data: (sent.append(len(data)), send(self, data))[1]
-    )
+
+    def noted(connection: http.client.HTTPConnection, data: bytes) -> None:
+        sent.append(len(data))
+        send(connection, data)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "send", noted)
     link, body = here.link("pi-1"), os.urandom(200_000)
     link.hello(hello("pi-1"))
     link.push(answer("pi-1", "assignment-1", 1, body), written(tmp_path, body))

@@ -212,7 +212,7 @@ class Proxy:
 
 
 def _is_host(name: str | None) -> bool:
-    """Return True if a host can have this name: one with an empty or a long label cannot be looked up."""
+    """Return True if a host can have this name: no lookup takes an empty or a long label."""
     try:
         return bool(name and name.encode("idna"))
     except UnicodeError:

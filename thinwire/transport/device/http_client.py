@@ -234,7 +234,7 @@ class FileRange:
 
 
 def _pieces(body: bytes | FileRange) -> Iterator[bytes]:
-    """Yield a body in the pieces that are sent; raise `ReplyUnreadable` if its file cannot be read."""
+    """Yield a body in the pieces that are sent; raise `ReplyUnreadable` if its file is not readable."""
     if isinstance(body, bytes):
         yield from (body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES))
         return

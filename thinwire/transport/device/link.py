@@ -160,8 +160,8 @@ class HttpsLink:
     def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Send a reply, with its parts from the file `bundle`; return once the aggregator has committed it.
 
-        Raises `NotOffered` if the run is not the aggregator's, and `ReplyUnreadable` if `bundle` cannot be read or does
-        not have the announced length.
+        Raises `NotOffered` if the run is not the aggregator's, and `ReplyUnreadable` if `bundle` is not readable or has
+        another length than announced.
         """
         header = reply_to_bytes(reply)
         length = reply.payload_bytes if isinstance(reply, ReplyHeader) else 0

@@ -181,6 +181,15 @@ def test_answers_without_a_outcome_are_discarded_after_the_largest_staleness():
     assert outbox.expire(late, 9, 5).outbox == ()
 
 
+@pytest.mark.parametrize(("first", "lost"), [(False, "damaged"), (True, "")])
+def test_of_a_lost_update_the_state_is_damaged_and_of_a_lost_first_model_it_is_not(first: bool, lost: str):
+    parts, _ = pack_reply([b"frames"], LAYOUT, None)
+    entry = replace(entry_of(1), header=replace(entry_of(1).header, parts=parts), first=first)
+    after = outbox.remove_unreadable(outbox.append(ClientRunState(), entry), entry.header)
+    assert (after.outbox, after.lost) == ((), lost)
+    assert outbox.remove_unreadable(after, entry.header) is after
+
+
 def test_a_damaged_residual_begins_at_zero_and_says_so(tmp_path):
     RunFolder(tmp_path, write_unsynced).commit(ClientRunState(3, "digest", np.array([1, 2], np.float32)))
     (damaged,) = tmp_path.glob("residual-*")

@@ -163,7 +163,7 @@ class Worker:
         self.manifests: list[TaskManifest] = []
         self.versions: Mapping[str, str] = {}
         self._child: WorkerProcess | None = None
-        self._number, self._used_at = 0, clock()
+        self._number, self._used_at, self._loaded_at = 0, clock(), clock()
 
     @property
     def pid(self) -> int | None:
@@ -194,7 +194,7 @@ class Worker:
 
     def restart(self) -> None:
         """Start a fresh process with the current code. A task that fails to load has the error in its report."""
-        self._used_at = self._clock()
+        self._loaded_at = self._clock()
         self.close()
         try:
             self._start(None)
@@ -203,7 +203,7 @@ class Worker:
 
     def is_due(self) -> bool:
         """Return True if a task failed to load `idle_s` ago: its cause may be over, as on a GPU that was full."""
-        return any(one.error for one in self.manifests) and self._clock() - self._used_at >= self.idle_s
+        return any(one.error for one in self.manifests) and self._clock() - self._loaded_at >= self.idle_s
 
     def stop_if_idle(self) -> None:
         """End the process if it was idle for `idle_s`, to free its memory."""
@@ -306,7 +306,7 @@ class Worker:
             self._child = None
             child.kill()
             raise
-        self._used_at = self._clock()
+        self._used_at = self._loaded_at = self._clock()
         return child
 
     def _error(self, child: WorkerProcess, raw: Mapping[str, Any]) -> CannotReply:

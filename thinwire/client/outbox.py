@@ -130,9 +130,12 @@ def remove_delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunSta
 
 
 def remove_unreadable(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
-    """Remove a reply that this disk has lost, as `RunFolder.load` does: what it left in the state is not known."""
-    kept = tuple(entry for entry in state.outbox if entry.header.update_id != header.update_id)
-    return state if len(kept) == len(state.outbox) else replace(state, outbox=kept, lost="damaged")
+    """Remove a reply that this disk has lost. What its update left in the state is not known."""
+    lost = next((entry for entry in state.outbox if entry.header.update_id == header.update_id), None)
+    if lost is None:
+        return state
+    kept = tuple(entry for entry in state.outbox if entry is not lost)
+    return replace(state, outbox=kept, lost="damaged" if lost.expects_outcome else state.lost)
 
 
 def end_run(state: ClientRunState) -> ClientRunState:

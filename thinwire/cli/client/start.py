@@ -99,7 +99,7 @@ def begin(given: ClientOptions) -> int:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
         data = given.data.absolute() if given.data else None
         client = ClientInfo(given.name, data, part, parts, given.split, given.seed, given.device)
-        with contextlib.suppress(NotWritten):  # a full disk: the client needs them at no restart
+        with contextlib.suppress(NotWritten):  # a full disk: only other commands read them
             options_of_this_command().save(folder)
         clock = ServerClock()
         if not (folder / KEY_FILE).exists():

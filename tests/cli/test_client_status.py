@@ -62,7 +62,10 @@ def test_reload_signals_a_client_that_runs_and_refuses_one_that_does_not(thinwir
     folder, signalled = client_home(home, "pi-03"), []
     ClientStatus().save(folder)
     monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append((pid, number)))
-    with hold(folder / "lock", {}):
+    with hold(folder / "lock", {"leaving": "pi-03"}):
+        said = thinwire("client", "reload", "--home", home)
+    assert (said.code, signalled) == (9, []), "a signal would end that command"
+    with hold(folder / "lock", {"tasks": []}):
         said = thinwire("client", "reload", "--home", home)
     assert (said.code, signalled) == (0, [(os.getpid(), signal.SIGUSR1)]), said.err
     assert "pi-03 reads code and policy again" in said.err

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from thinwire.core.signals import interruptible
+from thinwire.core.signals import ended_by_signals, handled, interruptible
 
 
 class Interrupted:
@@ -49,3 +49,11 @@ def test_a_thread_that_is_told_of_no_signals_may_look_too() -> None:
     thread.start()
     thread.join()
     assert looked
+
+
+def test_a_closed_terminal_ends_a_client_cleanly_and_nohup_keeps_it() -> None:
+    for before, ends in ((lambda number, frame: None, True), (signal.SIG_IGN, False)):
+        with handled([signal.SIGHUP], before), ended_by_signals(threading.Event()) as ending:
+            for _ in range(2):  # as of the kernel and of the shell
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert ending.is_set() == ends

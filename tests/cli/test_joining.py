@@ -18,7 +18,12 @@ from thinwire.client.booking import Booking
 from thinwire.client.privacy_ledger import FILE, DeviceLedger
 from thinwire.core.fleet import population_key
 from thinwire.core.invitation import Invitation
+from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import AggregatorHome, client_home, hold
+from thinwire.transport.device.identity import device_key
+from thinwire.transport.device.link import HttpsLink
+from thinwire.transport.device.session import refusal_error
+from thinwire.transport.protocol.http import ApiError
 
 TASK = ["--task", "digits=examples/digits/task.py"]
 
@@ -207,6 +212,29 @@ def test_a_key_is_kept_while_nobody_could_be_told_unless_it_is_forced(thinwire, 
     said = thinwire("client", "leave", "--force", "--home", home)
     assert (said.code, key.exists(), "thinwire devices revoke pi-03" in said.out) == (0, False, True)
     assert said.err.startswith("cannot reach the aggregator at "), "which is no error of this command"
+
+
+def test_a_key_is_kept_if_what_answers_is_no_aggregator(thinwire, home, monkeypatch):
+    folder = client_home(home, "pi-03")
+    device_key(folder)
+    StartOptions({"aggregator": "http://127.0.0.1:1"}).save(folder)
+
+    def other(link):
+        refusal = ApiError(404, "http", "not found")
+        raise refusal_error(refusal, link.url, tls=False) from refusal
+
+    monkeypatch.setattr(HttpsLink, "leave", other)
+    said = thinwire("client", "leave", "--name", "pi-03", "--home", home)
+    assert (said.code, (folder / "key.pem").exists()) == (4, True), said.err
+
+
+def test_a_client_whose_join_had_no_response_may_leave_by_force(thinwire, home):
+    folder = client_home(home, "pi-03")
+    device_key(folder)
+    said = thinwire("client", "leave", "--name", "pi-03", "--home", home)
+    assert (said.code, "not known where pi-03 has joined" in said.err) == (4, True), said.err
+    said = thinwire("client", "leave", "--name", "pi-03", "--force", "--home", home)
+    assert (said.code, (folder / "key.pem").exists(), "None" in said.out) == (0, False, False)
 
 
 def test_a_client_that_runs_does_not_lose_its_key_under_its_hands(thinwire, home, api):

@@ -174,7 +174,20 @@ def test_a_sequence_is_never_used_twice_and_goes_on_above_what_the_aggregator_ha
 def test_answers_without_a_outcome_are_discarded_after_the_largest_staleness():
     state = outbox.append(ClientRunState(), entry_of(1, round_number=2))
     assert outbox.expire(state, 7, 5) is state
-    assert outbox.expire(state, 8, 5).outbox == ()
+    late = outbox.expire(state, 8, 5)
+    assert outbox_ids(late) == outbox_ids(state), "its outcome may come with the next assignment"
+    told = outbox.apply_outcomes(late, [UpdateOutcome(UpdateId("run", "pi", 1), "aggregated", 3)], lambda *_: late)
+    assert told.outbox == ()
+    assert outbox.expire(late, 9, 5).outbox == ()
+
+
+@pytest.mark.parametrize(("first", "lost"), [(False, "damaged"), (True, "")])
+def test_of_a_lost_update_the_state_is_damaged_and_of_a_lost_first_model_it_is_not(first: bool, lost: str):
+    parts, _ = pack_reply([b"frames"], LAYOUT, None)
+    entry = replace(entry_of(1), header=replace(entry_of(1).header, parts=parts), first=first)
+    after = outbox.remove_unreadable(outbox.append(ClientRunState(), entry), entry.header)
+    assert (after.outbox, after.lost) == ((), lost)
+    assert outbox.remove_unreadable(after, entry.header) is after
 
 
 def test_a_damaged_residual_begins_at_zero_and_says_so(tmp_path):

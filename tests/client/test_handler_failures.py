@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
+from tests.support.small_task import RUN, Aggregator, cross_entropy, normed, plan_of, task_of
 from thinwire.aggregation import digest
 from thinwire.client.handler import AssignmentHandler
 from thinwire.core.errors import DataLost
@@ -50,6 +50,19 @@ def test_a_failure_tells_the_class_and_the_place_and_nothing_of_the_data(tmp_pat
     assert failure.text.startswith(f"{said} at test_handler_failures.py:")
     assert SECRET not in reply_to_bytes(failure).decode()
     assert SECRET in (tmp_path / "device" / "last-error.txt").read_text()
+
+
+def test_a_local_buffer_that_holds_nan_is_not_kept(tmp_path):
+    def loss(model, batch):
+        found = cross_entropy(model, batch)  # of the batch's own statistics
+        model[1].running_mean.data.fill_(float("nan"))
+        return found
+
+    task = task_of(normed, loss=loss)
+    aggregator = Aggregator(tmp_path, task, plan_of('buffers = "local"', run='evaluate = "off"'))
+    handler = aggregator.handler()
+    assert aggregator.answer(handler, aggregator.assign())[0].kind == "non-finite"
+    assert handler.runs[RUN][1].buffers is None
 
 
 def test_a_refusal_that_the_tasks_own_code_raised_is_not_told_in_its_words(tmp_path):

@@ -107,6 +107,18 @@ def test_local_buffers_are_part_of_it(tmp_path: Path, is_over: bool) -> None:
     assert set(values.arrays) == {"3.weight", "3.bias"}, "local buffers are no personal layers"
 
 
+def test_what_a_power_cut_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    device.train(1)
+    device.end()
+    left = [device.home / "personal" / name for name in (f".{RUN}.safetensors.x1", f"shared/.{RUN}.safetensors.x2")]
+    for path in left:
+        path.write_bytes(b"half a model")
+    device.handler()
+    assert [path.exists() for path in left] == [False, False]
+    assert whole_model(device.home, RUN).version == "0"
+
+
 def test_what_a_device_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(tmp_path, loss=lambda model, batch: 1 / 0)
     device.train(1)

@@ -123,6 +123,15 @@ def test_a_reload_of_code_that_does_not_import_is_told_and_the_next_one_mends_it
     assert isinstance(reloadable.answer(2), ReplyHeader)
 
 
+def test_a_task_that_failed_to_load_is_imported_again_by_the_client(reloadable: Reloadable) -> None:
+    reloadable.elsewhere.file.write_text(TASK.replace("def model", "raise ValueError('full')\n\n\ndef model"))
+    (told,) = reloadable.reloaded().hello.tasks
+    assert told.error
+    reloadable.elsewhere.file.write_text(TASK)
+    reloadable.elsewhere.worker.idle_s = 0.0
+    assert polled(reloadable.fleet, ClientConnected).hello.tasks == reloadable.first.hello.tasks
+
+
 def test_a_reload_reads_the_policy_again_and_tells_that_it_is_another_one(reloadable: Reloadable) -> None:
     reloadable.rules.write_text('[policy]\nkinds = ["evaluate"]\n')
     told = reloadable.reloaded().hello

@@ -81,6 +81,17 @@ def test_how_far_another_run_with_the_same_id_came_takes_nothing_away(tmp_path):
     assert (header.update_id.sequence, header.lost) == (8, "missing")
 
 
+def test_what_lies_beside_the_runs_and_is_none_disturbs_nothing(tmp_path):
+    aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
+    sent = aggregator.answer(aggregator.handler(), aggregator.assign())
+    runs = tmp_path / "device" / "runs"
+    (runs / "small-1.tar").write_bytes(b"")
+    shutil.copytree(runs / RUN, runs / f"{RUN} (copy)")
+    handler = aggregator.handler()
+    assert handler.unsent_replies() == [sent]
+    assert isinstance(aggregator.answer(handler, aggregator.assign(run="small-2"))[0], ReplyHeader)
+
+
 def test_runs_that_are_never_over_fill_neither_the_disk_nor_the_memory(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     handler = aggregator.handler()

@@ -17,11 +17,12 @@ from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import Device, serve, versions
 from thinwire.client.assignment_context import UplinkTimeEstimator
-from thinwire.client.calls import sent_line
+from thinwire.client.calls import BackgroundSender, sent_line
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.personal_files import whole_model
 from thinwire.client.policy import Policy
 from thinwire.client.train.protocol import ClientInfo
-from thinwire.core.errors import NotAccepted
+from thinwire.core.errors import NotAccepted, ReplyUnreadable
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope
 from thinwire.core.protocol import without_facts
 from thinwire.core.statedir import private_folder
@@ -169,6 +170,49 @@ def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Runni
     assert told[:2] == [refused.text(), "round 1: its reply was not accepted"]
     assert [line[:13] for line in told[2:]] == ["round 2: sent"]
     assert measured == [2], "how long a refusal took is no upload's time"
+
+
+def test_no_round_waits_for_an_answer_that_the_disk_has_lost(running: Running, monkeypatch: pytest.MonkeyPatch):
+    push = LocalLink.push
+
+    def first_lost(link: LocalLink, reply: ReplyHeader | Failure, bundle: Path | None) -> None:
+        if isinstance(reply, ReplyHeader) and reply.update_id.sequence == 1:
+            raise ReplyUnreadable("cannot read 1.parts", "Input/output error")
+        push(link, reply, bundle)
+
+    monkeypatch.setattr(LocalLink, "push", first_lost)
+    running.start()
+    running.send(running.aggregator.assign(1), running.aggregator.assign(2))
+    failure = polled(running.fleet, Failure)
+    assert (failure.kind, failure.assignment_id, failure.device) == ("disk", "a-1", DEVICE)
+    header = polled(running.fleet, ReplyHeader)
+    assert (header.update_id.sequence, header.lost) == (2, "damaged")
+
+
+def test_a_run_begins_once_the_reply_of_the_run_that_it_may_displace_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, drained, begin = list[str](), BackgroundSender.drained, AssignmentHandler.begin
+
+    def noted_drained(sender: BackgroundSender) -> bool:
+        called.append("drained")
+        return drained(sender)
+
+    def noted_begin(handler: AssignmentHandler, delivery: Delivery, *given: Any) -> Any:
+        called.append(delivery.assignment.run)
+        return begin(handler, delivery, *given)
+
+    monkeypatch.setattr(BackgroundSender, "drained", noted_drained)
+    monkeypatch.setattr(AssignmentHandler, "begin", noted_begin)
+    running = Running(tmp_path)
+    running.aggregator.plan = plan_of("[local.overlap]\nmax_delay = 1")
+    thread = running.start(Policy(max_runs=1))
+    for number, run in ((1, "small-1"), (2, "small-1"), (1, "small-2")):
+        running.send(running.aggregator.assign(number, run=run, assignment_id=f"{run}.{number}"))
+        polled(running.fleet, ReplyHeader)
+    running.stop.set()
+    thread.join(60)
+    assert called == ["drained", "small-1", "small-1", "drained", "small-2"]
 
 
 def test_once_ends_with_the_run(running: Running) -> None:

@@ -21,7 +21,7 @@ from thinwire.client.agent import Device, serve
 from thinwire.client.calls import ReconnectBackoff, Retrier
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import DataLost, Refused, Unreachable
+from thinwire.core.errors import DataLost, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.types import Failure, PhaseReply, Reply
 
@@ -226,6 +226,11 @@ def test_with_once_an_outage_ends_it_after_a_minute() -> None:
     calls, call, _ = calls_with(VirtualClock(), [], tries=100, give_up=True)
     with pytest.raises(Unreachable):
         calls.until_done(call)
+
+
+def test_once_ends_with_the_code_of_whatever_fails(tmp_path: Path) -> None:
+    code, said = served(tmp_path, BrokenLink(UsageError("HTTPS_PROXY is not usable")), once=True)
+    assert (code, said[-1]) == (2, "error: HTTPS_PROXY is not usable")
 
 
 def test_a_full_disk_is_tried_again_and_a_refusal_is_not() -> None:

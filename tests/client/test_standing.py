@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.client.calls import ClientStatus, StatusReporter
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import Unreachable
+from thinwire.core.errors import NotAccepted, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.log_file import LOG_FILE, Logbook, last_lines, new_lines
 from thinwire.core.types import Failure, PhaseReply, Reply
@@ -88,12 +89,37 @@ def test_the_file_follows_a_device_through_its_day(tmp_path, assignments):
     assert (now().state, now().last_error) == ("idle", "nobody there (cut)"), "its own end is no error"
 
 
+def test_a_device_does_not_work_on_an_assignment_whose_reply_was_refused(tmp_path, assignments, monkeypatch):
+    inside = ScriptedLink([assignments[0], None])
+    link = StatusReporter(inside, tmp_path)
+
+    def refuse(reply: Reply, bundle: Path | None = None) -> None:
+        raise NotAccepted("the reply is too large")
+
+    link.pull(1)
+    monkeypatch.setattr(inside, "push", refuse)
+    with pytest.raises(NotAccepted):
+        link.push(Failure("task-error", "x", assignments[0].assignment.assignment_id))
+    link.pull(1)
+    status = ClientStatus.load(tmp_path)
+    assert status is not None
+    assert (status.state, status.answered) == ("idle", 0)
+
+
 def test_what_is_not_readable_or_written_ends_nothing(tmp_path):
     assert ClientStatus.load(tmp_path) is None
     (tmp_path / "status.json").write_text('{"state": "idle", "of another version": 1}')
     assert ClientStatus.load(tmp_path) is None
     StatusReporter(ScriptedLink(), tmp_path / "gone").hello(Hello("pi-01", "p"))
     Logbook(tmp_path / "gone", print)("said all the same")
+
+
+def test_an_output_that_takes_no_bytes_ends_nothing(tmp_path):
+    def gone(line: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    Logbook(tmp_path, gone)("said all the same")
+    assert last_lines(tmp_path, 1)[0].endswith("said all the same")
 
 
 def test_a_log_keeps_the_newest_lines_within_its_bound(tmp_path):

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from tests.client.test_following import Other
+from tests.support.fleet_words import until
 from tests.support.small_task import Aggregator, plan_of
-from tests.support.trained_elsewhere import Elsewhere
+from tests.support.trained_elsewhere import TASK, Elsewhere
+from thinwire.cli.systemd import NO_USE
 from thinwire.client import executor as workers
 from thinwire.client import load_task, worker_process
 from thinwire.client.admission import AdmissionController
@@ -25,6 +27,7 @@ from thinwire.client.train.errors import Cancelled
 from thinwire.client.worker_process import Watchdog, WorkerDied
 from thinwire.compression import parse
 from thinwire.core.clock import VirtualClock
+from thinwire.core.errors import ThinwireError
 from thinwire.core.prng import Key
 from thinwire.core.statedir import private_folder
 from thinwire.core.types import Failure, ReplyHeader, Timings, Work
@@ -244,6 +247,70 @@ def test_one_that_died_while_it_rested_costs_no_assignment(elsewhere: Elsewhere,
     os.kill(child.process.pid, 9)
     child.process.wait()
     assert isinstance(elsewhere.answer(handler, number, assignment_id="after"), ReplyHeader)
+
+
+def test_an_error_of_a_gpu_that_may_stay_ends_the_process(elsewhere: Elsewhere, number: int) -> None:
+    handler = elsewhere.handler()
+    elsewhere.wish("raise RuntimeError('CUDA error: an illegal memory access was encountered')")
+    assert elsewhere.answer(handler, number) == Failure(
+        "task-error", "RuntimeError at task.py:32", f"a-{number}", "pi-01"
+    )
+    assert elsewhere.worker.pid is None
+
+
+def test_what_a_worker_started_ends_with_it_though_it_ended_by_itself(elsewhere: Elsewhere, number: int) -> None:
+    handler, pid = elsewhere.handler(), elsewhere.file.with_name("pid")
+    elsewhere.wish(
+        "import ctypes, subprocess; child = subprocess.Popen(['sleep', '3600']);"
+        f" Path({str(pid)!r}).write_text(str(child.pid)); ctypes.CDLL(None)._exit(7)"
+    )
+    assert elsewhere.answer(handler, number).kind == "worker"
+    until(lambda: not runs(int(pid.read_text())))
+
+
+def runs(pid: int) -> bool:
+    """True while the process is there, and no zombie: its new parent may take its time."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_task_that_failed_to_load_is_tried_again_after_a_while(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    elsewhere = Elsewhere(tmp_path, threads=1, clock=clock.now)
+    elsewhere.file.write_text(TASK.replace("    return nn.Seq", "    raise RuntimeError('full')\n    return nn.Seq"))
+    elsewhere.worker.describe()
+    try:
+        assert (elsewhere.worker.is_due(), elsewhere.worker.manifests[0].error != "") == (False, True)
+        clock.advance(workers.IDLE_S)
+        assert elsewhere.worker.is_due()
+        elsewhere.worker.restart()
+        assert not elsewhere.worker.is_due(), "it waits again"
+        elsewhere.file.write_text(TASK)
+        elsewhere.worker.restart()
+        clock.advance(workers.IDLE_S)
+        assert not elsewhere.worker.is_due()
+    finally:
+        elsewhere.worker.close()
+
+
+def test_another_device_after_a_restart_is_said(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(elsewhere.worker, "say", said.append)
+    elsewhere.worker.restart()
+    elsewhere.worker.trains_on = "cuda:0"
+    elsewhere.worker.restart()
+    assert said == ["the worker trains on cpu; before on cuda:0"]
+
+
+def test_a_process_that_ends_while_it_loads_is_no_error_of_the_task(tmp_path: Path) -> None:
+    """A service is started again: the kernel may have killed it for want of memory."""
+    elsewhere = Elsewhere(tmp_path, threads=1)
+    elsewhere.file.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    with pytest.raises(ThinwireError, match="ended before it knew the tasks") as refused:
+        elsewhere.worker.describe()
+    assert str(refused.value.exit_code) not in NO_USE.split()
 
 
 def test_an_error_tells_its_class_and_place_and_its_text_stays_here(elsewhere: Elsewhere, number: int) -> None:

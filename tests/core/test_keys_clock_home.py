@@ -97,7 +97,8 @@ def test_closing_a_file_follows_no_link(tmp_path: Path) -> None:
 
 
 def test_a_read_only_disk_says_so() -> None:
-    assert "read-only" in disk_error(OSError(errno.EROFS, "Read-only file system"), Path("x")).hint
+    error = disk_error(OSError(errno.EROFS, "Read-only file system"), Path("x"))
+    assert ("read-only" in error.hint, error.exit_code) == (True, 1), "the write may be tried again, as by systemd"
 
 
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
@@ -114,6 +115,28 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
             pass
     assert held.value.hint == "stop the other one, or give this one a folder of its own: --home FOLDER"
     assert holder(lock) is None
+
+
+def test_a_look_at_a_lock_writes_nothing_and_a_disk_without_locks_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lock := tmp_path / "lock").touch()
+    opened, flags = os.open, list[int]()
+
+    def noted(path: Path, flag: int, mode: int = 0o777) -> int:
+        flags.append(flag)
+        return opened(path, flag, mode)
+
+    monkeypatch.setattr(os, "open", noted)
+    assert holder(lock) is None
+    assert [flag & os.O_ACCMODE for flag in flags] == [os.O_RDONLY]
+
+    def no_locks(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(DataLost, match="lock"):
+        holder(lock)
 
 
 def test_a_second_client_of_one_name_is_told_to_take_another_name(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import random
 import threading
@@ -18,7 +19,7 @@ from benchmarks.processes import free_port
 from tests.support.fleet_words import PATIENCE_S, answer, hello, polled
 from tests.support.proxy import Proxy, proxy
 from tests.support.transport_doubles import Place, place
-from thinwire.core.errors import BadPayload, NotAccepted, Unreachable
+from thinwire.core.errors import NotAccepted, ReplyUnreadable, Unreachable
 from thinwire.core.fleet import ClientConnected, Delivery, Envelope, FixedLimits
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, UpdateId
@@ -283,8 +284,39 @@ def test_an_answer_that_is_damaged_on_the_devices_disk_is_not_sent_for_ever(here
     update.write_bytes(update.read_bytes()[:-9] + b"damaged..")
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
-    with pytest.raises(BadPayload, match="damaged on this disk"):
+    with pytest.raises(ReplyUnreadable, match="damaged on this disk"):
         link.push(header, update)
+
+
+@pytest.mark.parametrize("size", [900, 2 * INLINE_BYTES])
+@pytest.mark.parametrize("lost", ["before", "during"])
+def test_an_answer_that_the_disk_has_lost_is_no_outage(
+    here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, lost: str
+) -> None:
+    """`NotAccepted` is not tried again, and no hint about an aggregator is given."""
+    update = file_of(tmp_path / "update", 17, size)
+    header = header_of(update)
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
+    if lost == "before":
+        update.unlink()
+    elif size > INLINE_BYTES:
+        push = Outgoing._push_header
+
+        def pushed_and_lost(self: Outgoing, header_bytes: bytes, header: ReplyHeader) -> list[int]:
+            update.unlink()
+            return push(self, header_bytes, header)
+
+        monkeypatch.setattr(Outgoing, "_push_header", pushed_and_lost)
+    else:
+
+        def unreadable(path: Path) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(Path, "read_bytes", unreadable)
+    with pytest.raises(NotAccepted, match="cannot read") as refused:
+        link.push(header, update)
+    assert isinstance(refused.value, ReplyUnreadable)
 
 
 def test_an_answer_that_is_too_large_is_said_to_be_so_once(tmp_path: Path) -> None:
@@ -292,8 +324,13 @@ def test_an_answer_that_is_too_large_is_said_to_be_so_once(tmp_path: Path) -> No
     with place(tmp_path, limits=FixedLimits(ReplyLimit(INLINE_BYTES)), tls=True) as here:
         link = here.link("pi-1")
         link.hello(hello("pi-1"))
+        polled(here.fleet, ClientConnected)
+        here.fleet.send([Envelope("pi-1", Assignment("assignment-1", "digits-1", "digits", "train", {}))])
+        assert link.pull(0.0) is not None
         with pytest.raises(NotAccepted):
             link.push(header_of(update), update)
+        assert polled(here.fleet, Failure).kind == "protocol"
+        assert link._in_flight.ids() == [], "the aggregator has recorded the assignment as failed"
 
 
 @PLAIN_AND_TLS

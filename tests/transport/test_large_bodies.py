@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fleet_words import answer, answers_now, envelope, join, polled, pulled
 from tests.support.transport_doubles import Place, place
-from thinwire.core.errors import BadPayload, DataLost, Refused, Unreachable
+from thinwire.core.errors import DataLost, Refused, ReplyUnreadable, Unreachable
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Assignment, Failure, Part, ReplyHeader
 
@@ -103,7 +103,7 @@ def test_a_bundle_that_is_not_what_its_assignment_says_is_not_sent(here: Place, 
 
 
 def test_an_answer_without_its_parts_is_not_sent(here: Place) -> None:
-    with pytest.raises(BadPayload):
+    with pytest.raises(ReplyUnreadable):
         join(here, "pi-1").push(answer("pi-1", "assignment-1", 1, b"abc"))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +19,9 @@ from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery
 from thinwire.core.types import Failure
-from thinwire.transport.device.identity import device_key
+from thinwire.transport.device.connect import Address, reach
+from thinwire.transport.device.http_client import PIECE_BYTES
+from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.device.link import HttpsLink
 
 
@@ -129,10 +134,54 @@ def test_a_pull_before_a_hello_is_refused(here: Place) -> None:
         here.link("pi-1").pull(0.0)
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:9090", "ftp://x", "http://", "http://x:port", "http://10.0.0.1"])
+@pytest.mark.parametrize(
+    "url", ["https://127.0.0.1:9090", "ftp://x", "http://", "http://x:port", "http://10.0.0.1", "https://agg..example"]
+)
 def test_an_address_that_cannot_be_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         HttpsLink(url, device_key(tmp_path), "pi-1", tmp_path)
+
+
+def test_a_proxy_that_cannot_be_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "https://proxy:3128")
+    trust = Trust("https://agg.example:9090", (), system=True)
+    with pytest.raises(UsageError, match="HTTPS_PROXY is not usable"):
+        HttpsLink(trust.url, device_key(tmp_path), "pi-1", tmp_path, trust)
+
+
+def test_an_address_that_is_of_no_host_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'https://agg\.\.example' is no address of an aggregator"):
+        Address.parse("https://agg..example")
+
+
+def test_the_first_address_says_why_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine prefers it; of the others it may not even have the family."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    no_family = 9999
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)), (no_family, 1, 0, "", ("::1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: found)
+    with pytest.raises(ConnectionRefusedError):
+        reach(Address(False, "localhost", port))
+
+
+def test_a_reply_is_sent_in_pieces_and_a_slow_uplink_is_waited_for(
+    here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, send = list[int](), http.client.HTTPConnection.send
+
+    def noted(connection: http.client.HTTPConnection, data: bytes) -> None:
+        sent.append(len(data))
+        send(connection, data)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "send", noted)
+    link, body = here.link("pi-1"), os.urandom(200_000)
+    link.hello(hello("pi-1"))
+    link.push(answer("pi-1", "assignment-1", 1, body), written(tmp_path, body))
+    assert (max(sent) <= PIECE_BYTES, len(here.spool.headers())) == (True, 1)
+    link._pushing._check_silence(len(body) / 2000)  # raises TimeoutError if an uplink of 2 kB/s is too slow
 
 
 def test_a_device_needs_neither_flwr_nor_torch_nor_a_database() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,6 +65,13 @@ def test_over_tls_nothing_but_a_revocation_ends_a_client(refusal: ApiError) -> N
 def test_who_hangs_up_on_plain_http_may_speak_tls_at_the_same_address() -> None:
     error = no_answer_error(http.client.RemoteDisconnected("x"), "http://agg.example:9090", tls=False)
     assert error.hint.endswith("does it speak TLS? https://agg.example:9090")
+
+
+@pytest.mark.parametrize("code", [9, 10])
+def test_a_certificate_that_is_not_valid_now_may_be_the_clocks_fault(code: int) -> None:
+    error = ssl.SSLCertVerificationError("certificate is not yet valid")
+    error.verify_code, error.verify_message = code, "certificate is not yet valid"
+    assert no_answer_error(error, "https://agg.example", tls=True).hint.startswith("set this machine's clock")
 
 
 def test_a_revoked_device_ends_with_five(here: Place) -> None:

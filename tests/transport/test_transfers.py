@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from contextlib import contextmanager
 
 import pytest
 
+from thinwire.core.errors import NotWritten
 from thinwire.core.types import Part
 from thinwire.transport.device.transfers import KEPT, Incoming
 
@@ -55,6 +57,17 @@ def test_only_the_latest_downloads_that_were_cut_are_kept(tmp_path):
     assert kept == [0, 0] + [10] * (KEPT + 1), "one more than are kept when the next download begins"
     fetch(incoming, b"another model")
     assert sum(path.stat().st_size == 10 for path in tmp_path.iterdir()) == KEPT
+
+
+def test_an_error_of_the_disk_is_none_of_the_network(tmp_path, monkeypatch):
+    incoming, body = Incoming(tmp_path), b"a model" * 9
+
+    def full(path, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(NotWritten, match="cannot write"):
+        fetch(incoming, body)
 
 
 def test_a_clock_that_was_set_back_does_not_end_a_download_each_time(tmp_path):

@@ -32,7 +32,7 @@ from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
 from thinwire.core.equipment import NOTHING_SAID, Equipment
-from thinwire.core.errors import Refused, ThinwireError, Unreachable
+from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Link
 from thinwire.core.plan import RunPlan
 from thinwire.core.signals import handled
@@ -69,7 +69,8 @@ def serve(
     """Work on assignments until `ending` is set, and return the exit code.
 
     While the aggregator does not respond, the client tries again and prints that once a minute. With `once` it returns
-    4 instead after a while, and 0 after a run. A client that the aggregator refuses returns 5.
+    4 instead after a while (another error's exit code if calls fail by that), and 0 after a run. A client that the
+    aggregator refuses returns 5.
 
     The worker of the `reloader` executes the tasks in a process of its own; without one they run in this process.
     """
@@ -91,10 +92,10 @@ def serve(
     with _without_repeats(say) as say_once:
         loop = Loop(link, handlers, facts, Retrier(ending, say_once, give_up=once), reloader)
         if worker is not None:
-            worker.stopping = ending.is_set
+            worker.stopping, worker.say = ending.is_set, say_once
         try:
             return loop.run()
-        except (Refused, Unreachable) as error:
+        except ThinwireError as error:
             say_once(error.text())
             return error.exit_code
         finally:
@@ -148,7 +149,7 @@ def versions(policy: Policy | None = None, training: Mapping[str, str] | None = 
 def reloads() -> Iterator[threading.Event]:
     """Set the yielded event at SIGUSR1, which `thinwire client reload` sends.
 
-    SIGHUP is not used: it still ends a client whose terminal is closed.
+    SIGHUP is not used: it ends a client whose terminal is closed.
     """
     wished = threading.Event()
     with handled([signal.SIGUSR1], lambda number, frame: wished.set()):

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from thinwire.core.errors import Refused, ThinwireError, Unreachable
+from thinwire.core.errors import NotAccepted, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Link, Welcome
 from thinwire.core.statedir import private_opener
 from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
@@ -106,10 +106,7 @@ class ShuttingDown(Exception):
 
 @dataclass
 class Retrier:
-    """The repeated calls of a client, shared by its threads.
-
-    `ending` stops them, and `give_up` lets `Unreachable` through.
-    """
+    """The repeated calls of a client, shared by its threads; `ending` stops them, and `give_up` ends them in time."""
 
     ending: threading.Event
     say: Say
@@ -119,7 +116,7 @@ class Retrier:
     def until_done(self, call: Callable[[], T], give_up_s: float = GIVE_UP_S) -> T:
         """Return what the call returned, after as many tries as it takes.
 
-        Raises `Refused` at once, `Unreachable` only if giving up is allowed and the outage lasts `give_up_s`, and
+        Raises `Refused` at once, another error only if giving up is allowed and the outage lasts `give_up_s`, and
         `ShuttingDown` if the program is ending.
         """
         since: float | None = None  # this call's first failure
@@ -146,10 +143,9 @@ class Retrier:
         It returns early once per call, and only if the aggregator gave no time. A call that fails although others
         succeed is tried at its own growing intervals. Once a minute the error is printed with its cause and hint.
         """
-        away = isinstance(error, Unreachable)
         after_s, within_s = (error.after_s, error.within_s) if isinstance(error, Unreachable) else (0.0, 0.0)
         wait_s, due = self.outage.record_failure(after_s, within_s, since)
-        if self.give_up and away and self.outage.outage_s >= give_up_s:
+        if self.give_up and self.outage.outage_s >= give_up_s:
             raise error
         if due:
             self.say(f"{error}; trying again" + (f"\ntry:   {error.hint}" if error.hint else ""))
@@ -339,7 +335,11 @@ class StatusReporter:
     def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Push a reply, and record its assignment as done."""
         with self._record_call():
-            self._link.push(reply, bundle)
+            try:
+                self._link.push(reply, bundle)
+            except NotAccepted:  # the work is done all the same
+                self._replied(reply, 0)
+                raise
             self._replied(reply)
 
     def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
@@ -365,11 +365,11 @@ class StatusReporter:
                 self._open[delivery.assignment.assignment_id] = delivery.assignment.run, delivery.assignment.round
         return delivery
 
-    def _replied(self, reply: Reply) -> None:
+    def _replied(self, reply: Reply, answered: int = 1) -> None:
         if not isinstance(reply, PhaseReply):
             with self._lock:
                 self._open.pop(reply.assignment_id, None)
-                self._answered += 1
+                self._answered += answered
 
     @contextlib.contextmanager
     def _record_call(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from thinwire.client.train.errors import BadUsage, NotFinite, TrainError
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate, TaskError, ThinwireError, UsageError
 from thinwire.core.formatting import plain
 from thinwire.core.statedir import private_folder, write_atomically
-from thinwire.core.types import Assignment, Failure
+from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings
 
 LAST_ERROR = "last-error.txt"
 KINDS: tuple[tuple[type[Exception], str], ...] = (
@@ -65,6 +65,16 @@ def failure_of(error: Exception, assignment: Assignment, device: str, file: str,
 def without_details(failure: Failure) -> Failure:
     """Return the failure that is sent in a secure round, without a kind or a text that reveals a client's data."""
     return replace(failure, kind=FAILED, text=WORK) if failure.kind in REVEALING_KINDS else failure
+
+
+def unreadable(reply: ReplyHeader, device: str) -> Failure:
+    """Return the failure that is sent instead of a reply that this disk has lost.
+
+    A reply without times is protected, and so is its failure.
+    """
+    text = "its reply is not readable on its disk"
+    failure = Failure("disk", text, reply.assignment_id, device, identity=reply.identity)
+    return failure if reply.timings != Timings() else without_details(failure)
 
 
 def place(error: BaseException, file: str) -> str:

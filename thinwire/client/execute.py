@@ -135,6 +135,8 @@ def train(
         done = without_divergence(done, raw_update, model.begin.vector, model.buffers, job.say)
     if done.kept is not None and not np.isfinite(done.kept).all():
         raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
+    if job.plan.local.buffers == "local" and done.buffers is not None and not np.isfinite(done.buffers).all():
+        raise NonFiniteUpdate("a local buffer holds NaN or infinity", hint="a smaller [local] lr")
     header = _with_training(job, header, model, done, raw_update)
     if request.within_s is not None and done.steps != done.planned:
         header = replace(header, planned=done.planned)

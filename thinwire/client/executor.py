@@ -21,7 +21,7 @@ from thinwire.client.train.protocol import ClientInfo, Local, TrainRequest, Trai
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import HUNG_S, LOG, Deadline, Interpreter, Watchdog, WorkerDied, WorkerProcess
-from thinwire.core.errors import TaskError
+from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout, differences
 from thinwire.core.types import Vector
@@ -158,10 +158,12 @@ class Worker:
         self.device, self.threads, self.idle_s, self._clock = device, threads, idle_s, clock
         self.watchdog = Watchdog(hung_s, clock)
         self.stopping: Callable[[], bool] = lambda: False
+        self.say: Callable[[str], object] = lambda line: None
+        self.trains_on = ""  # the torch device of the last process
         self.manifests: list[TaskManifest] = []
         self.versions: Mapping[str, str] = {}
         self._child: WorkerProcess | None = None
-        self._number, self._used_at = 0, clock()
+        self._number, self._used_at, self._loaded_at = 0, clock(), clock()
 
     @property
     def pid(self) -> int | None:
@@ -173,8 +175,8 @@ class Worker:
 
         This is done at every start: a digest of the task's files does not tell that its model is the same, because the
         model also depends on packages, data and environment.
-        Raises TaskError or UsageError if the person who typed the command can fix it, and ModuleNotFoundError if torch
-        is missing.
+        Raises TaskError or UsageError if the person who typed the command can fix it, ModuleNotFoundError if torch is
+        missing, and another ThinwireError if the process ended, after which another start may succeed.
         """
         self.versions = self.interpreter.versions
         try:
@@ -184,7 +186,7 @@ class Worker:
             raise as_thinwire_error(wrong) from wrong
         except WorkerDied as broken:
             hint = f"what it printed last: {self.folder / LOG}"
-            raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
+            raise ThinwireError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
 
     def executors(self) -> list[SubprocessExecutor]:
         """Return an executor for each task."""
@@ -192,11 +194,16 @@ class Worker:
 
     def restart(self) -> None:
         """Start a fresh process with the current code. A task that fails to load has the error in its report."""
+        self._loaded_at = self._clock()
         self.close()
         try:
             self._start(None)
         except TrainError as wrong:
             raise as_thinwire_error(wrong) from wrong
+
+    def is_due(self) -> bool:
+        """Return True if a task failed to load `idle_s` ago: its cause may be over, as on a GPU that was full."""
+        return any(one.error for one in self.manifests) and self._clock() - self._loaded_at >= self.idle_s
 
     def stop_if_idle(self) -> None:
         """End the process if it was idle for `idle_s`, to free its memory."""
@@ -208,6 +215,12 @@ class Worker:
         child, self._child = self._child, None
         if child is not None:
             child.close()
+
+    def _forget_dead(self) -> None:
+        """Forget a process that has ended, and end all that it started."""
+        if self._child is not None and not self._child.alive:
+            self._child.kill()
+            self._child = None
 
     def do(
         self,
@@ -223,8 +236,8 @@ class Worker:
         """Execute a request of `task` in the process, starting it if needed; see `Executor.do`."""
         layout, deadline, began = self.layout(task), self.watchdog.deadline(left_s), self._clock()
         try:
-            child = self._child if self._child is not None and self._child.alive else None
-            if child is None:
+            self._forget_dead()
+            if (child := self._child) is None:
                 on_progress("load", 0, 0)
                 child = self._start(deadline)
             if self.layout(task).digest != layout.digest:
@@ -258,8 +271,7 @@ class Worker:
             raise CannotReply("task-error", wrong.what, str(wrong)) from wrong
         finally:
             self._used_at = self._clock()
-            if self._child is not None and not self._child.alive:
-                self._child = None
+            self._forget_dead()
         self.watchdog.reset()
         return done
 
@@ -287,17 +299,21 @@ class Worker:
                     raise _wrong(found["wrong"])
                 self.manifests = [TaskManifest.from_message(row) for row in found["loaded"]]
                 self.versions = {**self.interpreter.versions, **found["versions"]}
+                before, self.trains_on = self.trains_on, str(found["device"])
+            if before not in ("", self.trains_on):
+                self.say(f"the worker trains on {self.trains_on}; before on {before}")
         except BaseException:
             self._child = None
             child.kill()
             raise
-        self._used_at = self._clock()
+        self._used_at = self._loaded_at = self._clock()
         return child
 
     def _error(self, child: WorkerProcess, raw: Mapping[str, Any]) -> CannotReply:
         place, said = str(raw["place"]), str(raw["said"])
-        if raw["out_of_memory"]:
+        if raw["out_of_memory"] or raw["broken"]:
             child.kill()
+        if raw["out_of_memory"]:
             error = CannotReply("worker", f"out of memory: {place}", f"out of memory: {place}: {said}")
         else:
             named = said.startswith(place)  # an error of Thinwire's own, which names its place already

@@ -195,6 +195,11 @@ class AssignmentHandler:
             self._uplink_estimators[reply.update_id.run].add_upload(reply, upload_s)
         self.runs.mark_delivered(reply)
 
+    def mark_unreadable(self, reply: ReplyHeader) -> Failure:
+        """Record that this disk has lost a committed reply, and return the failure that is sent instead."""
+        self.runs.mark_delivered(reply, outbox.remove_unreadable)
+        return errors.unreadable(reply, self.name)
+
     def _begin(
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float, send: Send | None
     ) -> ReplyWithFile | Begun:

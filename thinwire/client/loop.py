@@ -26,7 +26,7 @@ from thinwire.client.handler import AssignmentHandler, ReplyWithFile
 from thinwire.client.reloader import Reloader
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.equipment import Equipment
-from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ThinwireError
+from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ReplyUnreadable, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.formatting import plain
 from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
@@ -89,7 +89,7 @@ class Loop:
     def run(self) -> int:
         """Run until the end and return 0.
 
-        Raises `Refused`, and `Unreachable` if `calls` may give up.
+        Raises `Refused`, and the error of a call that fails if `calls` may give up.
         """
         self._warn()
         self.say("connecting")
@@ -140,6 +140,8 @@ class Loop:
         if self._reloader.requested.is_set():
             self._reloader.reload(self.say)
         if self._reloader.worker is not None:
+            if self._reloader.worker.is_due():
+                self._reloader.reload_tasks(self.say)
             self._reloader.worker.stop_if_idle()  # gives its memory back once it has been idle
         hello = replace(self.hello, tasks=self._reports(), versions=self.facts.versions(), has=self.facts.has())
         if hello != self.hello:
@@ -271,7 +273,9 @@ class Loop:
         if handler is not None:
             handler.name = delivery.device or handler.name
         overlaps = handler is not None and handler.overlaps(assignment)
-        if not overlaps and not self._background_sender.drained():
+        # A run that begins may give up an older one, whose last reply may still be on its way.
+        begins = handler is not None and assignment.run not in handler.runs
+        if (begins or not overlaps) and not self._background_sender.drained():
             return
         if assignment.kind == "stop":
             if handler is not None:
@@ -340,7 +344,8 @@ class Loop:
     def _push(self, handler: AssignmentHandler | None, reply: Reply, bundle: Path | None = None) -> bool:
         """Push a reply until the aggregator has it; return False if the aggregator refuses it or has no such run.
 
-        The reply is on disk, so the next process would push it again. A refused one is lost.
+        The reply is on disk, so the next process would push it again. A refused one is lost. For one that the disk has
+        lost a failure is pushed, so that no round waits for it.
         """
         begun: list[float] = []
 
@@ -353,6 +358,11 @@ class Loop:
             self.calls.until_done(lambda: self._guarded(push))
         except NotOffered as error:  # the reply stays on disk, and other replies continue
             self.say(error.text())
+            return False
+        except ReplyUnreadable as error:
+            self.say(error.text())
+            if handler is not None and isinstance(reply, ReplyHeader):
+                self._push(handler, handler.mark_unreadable(reply))
             return False
         except NotAccepted as error:  # this reply is lost, and the client continues
             is_accepted = False

@@ -82,12 +82,17 @@ def apply_outcomes(
 
 
 def expire(state: ClientRunState, round_number: int, max_staleness: int) -> ClientRunState:
-    """Remove replies that wait for an outcome for more than `max_staleness` rounds: none will come.
+    """Remove replies that wait for an outcome for more than `max_staleness` rounds, at the second such assignment.
 
-    Their updates are not restored, because one of them may have been aggregated.
+    A device that was offline may get the first one before its reply has arrived, and the outcome with the next one.
+    The updates of removed replies are not restored, because one of them may have been aggregated.
     """
-    kept = tuple(entry for entry in state.outbox if round_number - entry.round <= max_staleness)
-    return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
+    kept = tuple(
+        entry if round_number - entry.round <= max_staleness else replace(entry, is_overdue=True)
+        for entry in state.outbox
+        if round_number - entry.round <= max_staleness or not entry.is_overdue
+    )
+    return state if kept == state.outbox else replace(state, outbox=kept)
 
 
 def restart(state: ClientRunState, references_from: int) -> ClientRunState:
@@ -122,6 +127,15 @@ def remove_delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunSta
     """Remove a reply for which no outcome will come, now that the aggregator has it."""
     kept = tuple(entry for entry in state.outbox if entry.expects_outcome or entry.header.update_id != header.update_id)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
+
+
+def remove_unreadable(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
+    """Remove a reply that this disk has lost. What its update left in the state is not known."""
+    lost = next((entry for entry in state.outbox if entry.header.update_id == header.update_id), None)
+    if lost is None:
+        return state
+    kept = tuple(entry for entry in state.outbox if entry is not lost)
+    return replace(state, outbox=kept, lost="damaged" if lost.expects_outcome else state.lost)
 
 
 def end_run(state: ClientRunState) -> ClientRunState:

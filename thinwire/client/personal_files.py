@@ -156,7 +156,8 @@ def values_of(folder: Path, run: str) -> PersonalValues | None:
 class SharedModels:
     """Stores the shared part of each model that arrives in a run with personal layers, by the names of its tensors.
 
-    `layout_of` returns the whole layout of a task's model, `min_free` the bytes of the disk that stay free.
+    `layout_of` returns the whole layout of a task's model, `min_free` the bytes of the disk that stay free. The caller
+    holds the lock of `folder`, in which no other process writes.
 
     Invariant: no assignment fails because its model was not stored. Then the one before it stays.
     """
@@ -166,6 +167,10 @@ class SharedModels:
     ) -> None:
         self._folder, self._layout_of, self._min_free = folder, layout_of, min_free
         self._stored: dict[str, tuple[str, int]] = {}  # run -> identity and version of what its file has
+        for name in (".*.safetensors.*", f"{SHARED}/.*.safetensors.*", f"{SHARED}/*.draft"):  # left by power cuts
+            for path in (folder / FOLDER).glob(name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def keep(self, assignment: Assignment, globs: tuple[str, ...], params: Vector, buffers: Vector | None) -> None:
         """Store the model of an assignment whose plan names personal layers, unless its file has that version."""

@@ -41,7 +41,7 @@ class Reloader:
         """Read the owner's policy again, then import the tasks again."""
         self.requested.clear()
         self._reload_policy(say)
-        self._reload_tasks(say)
+        self.reload_tasks(say)
 
     def _reload_policy(self, say: Say) -> None:
         if self._reread is None:
@@ -55,7 +55,8 @@ class Reloader:
             self.admission.set_policy(policy)
             say(f"the policy is another one now: {policy.digest}")
 
-    def _reload_tasks(self, say: Say) -> None:
+    def reload_tasks(self, say: Say) -> None:
+        """Import the tasks again."""
         if self.worker is None:
             return
         say("importing the tasks again")

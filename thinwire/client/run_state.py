@@ -59,13 +59,15 @@ def no_bytes() -> int:
 class Entry:
     """A reply that was made: its header (`header`), the round of its assignment, and the file of its parts.
 
-    `file` is "" without parts. `first` is True if the parts are the first model of a run and no update.
+    `file` is "" without parts. `first` is True if the parts are the first model of a run and no update. `is_overdue` is
+    True if an assignment beyond the limit brought no outcome; it is not stored.
     """
 
     header: ReplyHeader
     round: int
     file: str = ""
     first: bool = False
+    is_overdue: bool = False
 
     @property
     def expects_outcome(self) -> bool:
@@ -178,12 +180,12 @@ class RunFolder:
         return replace(state, outbox=tuple(whole)), said
 
     def _require_format(self, raw: Mapping[str, Any]) -> None:
-        """Raise `DataLost` for a state from before the first release: none of it is read."""
+        """Raise `DataLost` for a state of another format: none of it is read."""
         if raw.get("format", FORMAT) != FORMAT:
             raise DataLost(
-                f"the state of {self.folder.name} is from before the first release",
+                f"the state of {self.folder.name} has another format than this client reads",
                 why=f"{self.folder / STATE} has format {raw['format']!r}, this program reads {FORMAT}",
-                hint=f"remove {self.folder}, or use another state directory: --home FOLDER",
+                hint=f"install the thinwire that wrote it, or remove {self.folder}",
             )
 
     def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:

@@ -25,7 +25,7 @@ from thinwire.client.calls import Say
 from thinwire.client.errors import CannotReply
 from thinwire.client.personal_files import FOLDER as PERSONAL
 from thinwire.client.personal_files import save_values, saved_values
-from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
+from thinwire.client.run_state import NOT_KNOWN, RUN_ID, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.formatting import counted
 from thinwire.core.plan import RunPlan, canonical, digest_of
@@ -196,14 +196,13 @@ class RunStore:
 
     def _others(self, run: str) -> list[Path]:
         """Return the folders of the task's other runs, the one that was written longest ago first."""
-        task = run.rpartition("-")[0]
-        runs = self._folder / "runs"
-        try:
-            names = os.listdir(runs)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        folders = [runs / name for name in names if name.rpartition("-")[0] == task]
-        return sorted((path for path in folders if path.name != run), key=lambda path: path.stat().st_mtime_ns)
+        found = self._of_task(run.rpartition("-")[0])
+        return sorted((path for path in found if path.name != run), key=lambda path: path.stat().st_mtime_ns)
+
+    def _of_task(self, task: str) -> list[Path]:
+        """Return the folders of a task's runs, whose ids are TASK-N. What else lies beside them is no run."""
+        named = (path for path in (self._folder / "runs").glob("*") if path.name.rpartition("-")[0] == task)
+        return [path for path in named if RUN_ID.fullmatch(path.name) and path.is_dir()]
 
     def save(self, say: Say) -> None:
         """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
@@ -217,11 +216,10 @@ class RunStore:
     def unsent_replies(self, task: str, say: Say) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply of a task's runs on disk that has no outcome yet. A new process sends these again."""
         found = []
-        for path in sorted((self._folder / "runs").glob("*/state.json")):
-            if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: this one is another handler's
-                continue
-            folder, state = self.open(path.parent.name, say)
-            found += [(entry.header, folder.path(entry)) for entry in state.outbox]
+        for path in sorted(self._of_task(task)):
+            if (path / STATE).exists():
+                folder, state = self.open(path.name, say)
+                found += [(entry.header, folder.path(entry)) for entry in state.outbox]
         return found
 
     def open_runs(self, task: str) -> dict[str, str]:
@@ -237,10 +235,12 @@ class RunStore:
                     found[path.name] = str(raw["identity"])
         return found
 
-    def mark_delivered(self, reply: Reply) -> None:
-        """Record that the aggregator has a reply.
+    def mark_delivered(
+        self, reply: Reply, remove: Callable[[ClientRunState, ReplyHeader], ClientRunState] = outbox.remove_delivered
+    ) -> None:
+        """Record that the aggregator has a reply: `remove` removes it from the outbox, and its file is deleted.
 
-        A reply for which no outcome will come leaves the outbox now. If it has parts, their file is deleted now too.
+        By default that is a reply for which no outcome will come.
         """
         if not isinstance(reply, ReplyHeader):
             return
@@ -248,7 +248,7 @@ class RunStore:
             if reply.update_id.run not in self._runs:
                 return
             folder, state = self._runs[reply.update_id.run]
-            after = outbox.remove_delivered(state, reply)
+            after = remove(state, reply)
             self._runs[reply.update_id.run] = folder, after
         if after is not state and reply.parts:
             with contextlib.suppress(DataLost):  # a full disk: the next commit removes the file

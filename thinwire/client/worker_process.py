@@ -30,6 +30,7 @@ from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.framed_socket import BadFrame, FramedSocket
 from thinwire.core.errors import UsageError
 from thinwire.core.log_file import append_all
+from thinwire.core.signals import until
 from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Vector
 
@@ -71,14 +72,18 @@ class WorkerProcess:
             except OSError as error:
                 ours.close()
                 raise WorkerDied(f"it did not start: {error.strerror}") from error
-        self._wire, self._folder = FramedSocket(ours), folder
+        self._wire, self._folder, self._is_reaped = FramedSocket(ours), folder, False
         self._log = threading.Thread(target=self._keep_log, daemon=True, name="worker's log")
         self._log.start()
 
     @property
     def alive(self) -> bool:
-        """Return True if the process runs."""
-        return self.process.poll() is None
+        """Return True if the process runs. One that has ended stays a zombie, so that its group keeps its id."""
+        if self.process.returncode is not None:
+            return False
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return self.process.poll() is None
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
 
     def send(self, header: Mapping[str, Any], *vectors: Vector, arrays: Arrays | None = None) -> None:
         """Send a message with its vectors and named arrays."""
@@ -134,12 +139,11 @@ class WorkerProcess:
 
     def _reap(self, wait_s: float) -> int:
         self._wire.sock.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if wait_s:
-                self.process.wait(wait_s)
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+        if not self._is_reaped:
+            until(lambda: not self.alive, wait_s)
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # also what a process that ended has started
                 os.killpg(self.process.pid, signal.SIGKILL)
+            self._is_reaped = True
         return self.process.wait()
 
     def _keep_log(self) -> None:

@@ -103,6 +103,10 @@ class NotOffered(NotAccepted):
     """The client does not send this reply, because the program at the aggregator's address does not have its run."""
 
 
+class ReplyUnreadable(NotAccepted):
+    """The client cannot read a reply that it has on its own disk, so that this reply is never sent."""
+
+
 class NotInvited(Refused):
     """The invitation is not valid; `why` (unknown, used, expired, withdrawn) is shown to the operator only."""
 
@@ -127,6 +131,8 @@ class DataLost(ThinwireError):
 
 class NotWritten(DataLost):
     """A write failed because the disk is full or read-only; existing data is unchanged, so the write can be retried."""
+
+    exit_code = 1
 
 
 class TooLittleSpace(ThinwireError):

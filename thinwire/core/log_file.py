@@ -48,7 +48,8 @@ class Logbook:
         text = "".join(f"{stamp} {one}\n" for one in lines).encode(errors="replace")
         with self._lock, contextlib.suppress(OSError):
             append(self._path, text[: self._most], self._most)
-        self._say("\n".join(lines))
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that is closed
+            self._say("\n".join(lines))
 
 
 def append(path: Path, text: bytes, most: int) -> None:

@@ -62,14 +62,17 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def ended_by_signals(ending: threading.Event) -> Iterator[threading.Event]:
-    """Yield the event, which SIGTERM and SIGINT set; a second signal ends the process at once."""
+    """Yield the event, which SIGTERM, SIGINT and SIGHUP set; a second SIGTERM or SIGINT ends the process at once.
+
+    A terminal that is closed may send SIGHUP twice. One that was ignored (nohup) stays ignored.
+    """
 
     def end(number: int, _frame: object) -> None:
-        if ending.is_set():
+        if ending.is_set() and number != signal.SIGHUP:
             os._exit(128 + number)
         ending.set()
 
-    with handled((signal.SIGTERM, signal.SIGINT), end):
+    with handled([n for n in ENDS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN], end):
         yield ending
 
 

@@ -50,9 +50,7 @@ def default_home() -> Path:
 
 @dataclass(frozen=True)
 class AggregatorHome:
-    """Holds the paths in `HOME/aggregator/`: database, spool, and one directory a run for its models and downlink
-    bundles.
-    """
+    """Holds the paths in `HOME/aggregator/`: database, spool, and a folder with models and bundles for each run."""
 
     root: Path
     durable: bool = True  # False for a temporary directory, in which nothing is synced
@@ -150,10 +148,7 @@ def private_folder(path: Path) -> Path:
 
 
 def keep_private(path: Path) -> None:
-    """Close our own file to other users if they could read or write it, with a warning; ignore a missing file.
-
-    A symbolic link is not changed, because its target may belong to someone else.
-    """
+    """Close our own file to other users, with a warning; ignore a missing file, and a link to one of someone else."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISLNK((found := path.lstat()).st_mode):
             _close(path, found, OTHERS)
@@ -314,7 +309,8 @@ def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
     It yields the file's descriptor, and raises `Held` if another process has the lock.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        access = os.O_RDWR if kind == fcntl.LOCK_EX else os.O_RDONLY  # a look at the lock needs no writable disk
+        descriptor = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise disk_error(error, path) from error
     try:
@@ -322,6 +318,8 @@ def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Held(path, _read(path)) from None
+        except OSError as error:  # no locks on this disk
+            raise disk_error(error, path) from error
         yield descriptor
     finally:
         os.close(descriptor)

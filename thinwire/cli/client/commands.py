@@ -215,14 +215,17 @@ def reload(name: ClientName = None, home: Home = None) -> None:
 
     called, folder = client_here(name, find_home(home))
     about = holder(folder / "lock")
-    if about is None:
-        raise NotFound(
-            f"the client {called} is not running",
-            why="its next start reads code and policy as they are then",
-            hint="thinwire client status",
-        )
+    not_running = NotFound(
+        f"the client {called} is not running",
+        why="its next start reads code and policy as they are then",
+        hint="thinwire client status",
+    )
+    if about is None or "tasks" not in about:  # another command may hold the lock, and a signal would end it
+        raise not_running
     try:
         os.kill(int(about["pid"]), signal.SIGUSR1)
+    except ProcessLookupError:
+        raise not_running from None
     except PermissionError as error:
         raise UsageError(
             f"the client {called} runs as another user", why="only that one may tell it", hint="the same with sudo"

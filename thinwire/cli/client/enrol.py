@@ -198,7 +198,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     """
     from thinwire.cli.service import service
     from thinwire.client.run_store import delete_learned
-    from thinwire.core.errors import NotFound, Refused, ThinwireError, Unreachable
+    from thinwire.core.errors import NotFound, Refused, ThinwireError, Unreachable, UsageError
     from thinwire.core.statedir import find_home, hold, holder, sync_path
     from thinwire.transport.device.identity import KEY_FILE, TRUST_FILE, Trust, device_key
     from thinwire.transport.device.link import HttpsLink
@@ -223,20 +223,25 @@ def leave(name: str, home: Path | None, force: bool) -> None:
         url = aggregator_of(folder)
         try:
             trust = Trust.load(folder)
-            with contextlib.closing(HttpsLink(url or "", device_key(folder), name, folder, trust)) as link:
+            if url is None:
+                raise UsageError(f"it is not known where {name} has joined", why="its join had no response")
+            with contextlib.closing(HttpsLink(url, device_key(folder), name, folder, trust)) as link:
                 link.leave()
             console.line(f"{name} has left {url}: nobody can come with its key any more")
-        except Refused as refused:
-            console.line(f"{name} was revoked at {url} before: {refused.why}")
         except ThinwireError as error:
-            if not force:
+            kind = getattr(error.__cause__, "kind", "")  # a refusal of another program has another kind
+            if isinstance(error, Refused) and kind in ("revoked", "unknown"):
+                console.line(f"{name} was revoked at {url} before: {error.why}")
+            elif not force:
                 raise Unreachable(
                     f"{name} has not left, and its key is still here: {error.what}", why=error.why,
                     hint="try again; or delete the key all the same: "
                     + command_line(f"client leave --name {name} --force", home),
                 ) from error  # fmt: skip
-            console.note(str(error))
-            console.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")
+            else:
+                at = url or "its aggregator"
+                console.note(str(error))
+                console.line(f"{at} does not know it yet; its operator can: thinwire devices revoke {name}")
         delete_learned(folder)  # the key goes last: with it this command can be typed again
         for file in (KEY_FILE, TRUST_FILE):
             (folder / file).unlink(missing_ok=True)

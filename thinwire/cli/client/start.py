@@ -63,7 +63,7 @@ def begin(given: ClientOptions) -> int:
     from thinwire.client.reloader import Reloader
     from thinwire.client.task import installed_tasks, parse_split
     from thinwire.client.worker_process import Interpreter
-    from thinwire.core.errors import UsageError
+    from thinwire.core.errors import NotWritten, UsageError
     from thinwire.core.log_file import Logbook
     from thinwire.core.signals import ended_by_signals
     from thinwire.core.statedir import client_home, find_home, hold
@@ -99,7 +99,8 @@ def begin(given: ClientOptions) -> int:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
         data = given.data.absolute() if given.data else None
         client = ClientInfo(given.name, data, part, parts, given.split, given.seed, given.device)
-        options_of_this_command().save(folder)
+        with contextlib.suppress(NotWritten):  # a full disk: only other commands read them
+            options_of_this_command().save(folder)
         clock = ServerClock()
         if not (folder / KEY_FILE).exists():
             take_over(folder, left_ledger(folder))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 TELL_S = 0.5  # between two progress messages
 EXIT_GRACE_S = 2.0  # time to finish after the client has closed the socket
 MAX_TEXT, MAX_TRACE = 2000, 64000
+DEVICE_ERRORS = ("CUDA error", "CUBLAS_", "CUDNN_", "HIP error", "MPS backend")  # of torch
 FIRST_KILLED = "800"  # of 1000: out of memory, the kernel kills this process before the client that restarts it
 
 
@@ -181,7 +182,7 @@ def _failed(error: Exception, file: str) -> dict[str, Any]:
         "said": full_text(error)[:MAX_TEXT],
         "trace": trace[-MAX_TRACE:],
     }
-    return {**found, "out_of_memory": out_of_memory(error)}
+    return {**found, "out_of_memory": out_of_memory(error), "broken": breaks_device(error)}
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -194,6 +195,11 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     said = str(error)
     return isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)
+
+
+def breaks_device(error: BaseException) -> bool:
+    """Return True for an error of a GPU that may stay in this process: each later call would fail by it."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in DEVICE_ERRORS)
 
 
 def _wrong(wrong: TrainError) -> list[str]:

@@ -89,9 +89,13 @@ def reach(address: Address) -> tuple[socket.socket, float]:
     """Return a TCP connection to the aggregator, possibly through a proxy, and the seconds of one round trip."""
     proxy = Proxy.towards(address)
     host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)
-    last: OSError | None = None
+    first: OSError | None = None  # of the address that this machine prefers
     for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # this machine has no IPv6
+            first = first or error
+            continue
         try:
             sock.settimeout(DIAL_S)
             began = time.monotonic()
@@ -104,11 +108,11 @@ def reach(address: Address) -> tuple[socket.socket, float]:
             return sock, rtt_s
         except OSError as error:
             sock.close()
-            last = error
+            first = first or error
         except BaseException:
             sock.close()
             raise
-    raise last or OSError(f"no address of {host}")
+    raise first or OSError(f"no address of {host}")
 
 
 def _secure_socket(context: ssl.SSLContext, sock: socket.socket, name: str) -> ssl.SSLSocket:
@@ -162,9 +166,9 @@ class Address:
     def parse(cls, url: str) -> Address:
         """Read a URL; raise `UsageError` if it is no address of an aggregator."""
         parts, port = _split(url, url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        if parts.scheme not in ("http", "https") or not _is_host(parts.hostname) or parts.path not in ("", "/"):
             raise UsageError(f"{url!r} is no address of an aggregator", why="https://HOST:PORT is", hint=EXAMPLE)
-        address = cls(parts.scheme == "https", parts.hostname, port or PORT)
+        address = cls(parts.scheme == "https", parts.hostname or "", port or PORT)
         if not address.tls and not address.is_loopback:
             raise UsageError(
                 f"{url} would be talked to in the clear",
@@ -200,11 +204,19 @@ class Proxy:
         if not proxy_url or not address.tls or address.is_loopback or _is_exempt(address):
             return None
         parts, port = _split(proxy_url, "HTTPS_PROXY")
-        if parts.scheme != "http" or not parts.hostname:
+        if parts.scheme != "http" or not _is_host(parts.hostname):
             raise UsageError("HTTPS_PROXY is not usable", why="it reads http://HOST:PORT", hint="or unset it")
         user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""
         authorization = f"Basic {base64.b64encode(user.encode()).decode()}" if user else ""
-        return cls(parts.hostname, port or 3128, authorization)
+        return cls(parts.hostname or "", port or 3128, authorization)
+
+
+def _is_host(name: str | None) -> bool:
+    """Return True if a host can have this name: no lookup takes an empty or a long label."""
+    try:
+        return bool(name and name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _is_exempt(address: Address) -> bool:

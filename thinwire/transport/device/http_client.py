@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.errors import BadPayload, ReplyUnreadable
 from thinwire.transport.device.connect import Address, TlsConnection, dial, has_new_address
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, ApiError, inflate
@@ -29,6 +29,7 @@ from thinwire.transport.protocol.signing import NOTHING, Signer
 SILENT_S = 60.0  # time-out without a byte, added to a pull's wait; also the time-out for each piece that is sent
 ADDRESS_CHECK_S = 5.0  # how often a waiting connection checks this machine's address
 PIECE_BYTES = 64 * 2**10  # sent in one step: an uplink of 2 kB/s needs less than SILENT_S
+SLOWEST_BYTES_A_S = 2**10  # of an uplink: what the kernel still has to send delays the response
 MAX_REFUSAL_BYTES = 65_536
 
 
@@ -137,7 +138,7 @@ class Connection:
         self.require_dates()
         whole = self._send(request, line)
         assert self._http is not None
-        self._wait_s = request.wait_s
+        self._wait_s = request.wait_s + min(request.length, INLINE_BYTES) / SLOWEST_BYTES_A_S
         response = self._http.getresponse()
         if response.chunked and response.status < 400:
             raise http.client.HTTPException("an answer in chunks, which no aggregator gives")
@@ -163,28 +164,21 @@ class Connection:
             connection.putheader(name, value)
         if request.method in ("POST", "PUT"):
             connection.putheader("content-length", str(request.length))
-        if isinstance(request.body, bytes):
+        if isinstance(request.body, bytes) and request.length <= PIECE_BYTES:
             connection.endheaders(request.body or None)
             return True
         connection.endheaders()
         return self._stream(connection, request.body)
 
-    def _stream(self, connection: http.client.HTTPConnection, body: FileRange) -> bool:
+    def _stream(self, connection: http.client.HTTPConnection, body: bytes | FileRange) -> bool:
         assert self._inlet is not None
-        left = body.length
-        with _opened(body.path) as file:
-            file.seek(body.start)
-            while left:
-                data = file.read(min(PIECE_BYTES, left))
-                if not data:
-                    raise BadPayload(f"{body.path} is shorter than its header says")
-                if self._inlet.has_input():
-                    return False
-                try:
-                    connection.send(data)
-                except (BrokenPipeError, ConnectionResetError):
-                    return False  # the response may have arrived all the same
-                left -= len(data)
+        for data in _pieces(body):
+            if self._inlet.has_input():
+                return False
+            try:
+                connection.send(data)
+            except (BrokenPipeError, ConnectionResetError):
+                return False  # the response may have arrived all the same
         return True
 
     def _opened(self) -> TlsConnection:
@@ -217,11 +211,13 @@ class Connection:
             line.sock.close()
 
 
-def _opened(path: Path) -> BinaryIO:
+@contextmanager
+def translate_disk_errors(path: Path) -> Iterator[None]:
+    """Translate an `OSError` while a reply is read from its file; outside of it an `OSError` is the network's."""
     try:
-        return open(path, "rb", buffering=0)
-    except OSError as error:  # an error of the disk; one of the network would be tried again
-        raise DataLost(f"cannot read {path}", why=error.strerror or str(error)) from error
+        yield
+    except OSError as error:
+        raise ReplyUnreadable(f"cannot read {path}", why=error.strerror or str(error)) from error
 
 
 MAX_REST_BYTES = INLINE_BYTES  # inline parts that do not fit on this disk; nothing else stays unread
@@ -235,6 +231,22 @@ class FileRange:
     start: int
     length: int
     digest: bytes
+
+
+def _pieces(body: bytes | FileRange) -> Iterator[bytes]:
+    """Yield a body in the pieces that are sent; raise `ReplyUnreadable` if its file is not readable."""
+    if isinstance(body, bytes):
+        yield from (body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES))
+        return
+    left = body.length
+    with translate_disk_errors(body.path), open(body.path, "rb", buffering=0) as file:
+        file.seek(body.start)
+        while left:
+            data = file.read(min(PIECE_BYTES, left))
+            if not data:
+                raise ReplyUnreadable(f"{body.path} is shorter than its header says")
+            left -= len(data)
+            yield data
 
 
 @dataclass(frozen=True)

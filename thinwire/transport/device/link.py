@@ -23,12 +23,12 @@ from urllib.parse import quote
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from thinwire.core.errors import BadPayload, NotOffered, NotWritten, Refused, Unreachable, UsageError
+from thinwire.core.errors import NotAccepted, NotOffered, NotWritten, Refused, ReplyUnreadable, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.protocol import ends
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes, reply_to_bytes
 from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
-from thinwire.transport.device.connect import Address, TlsConnection, has_new_address
+from thinwire.transport.device.connect import Address, Proxy, TlsConnection, has_new_address
 from thinwire.transport.device.http_client import (
     ADDRESS_CHECK_S,
     AddressChanged,
@@ -36,9 +36,10 @@ from thinwire.transport.device.http_client import (
     HttpRequest,
     read_block,
     read_rest,
+    translate_disk_errors,
 )
 from thinwire.transport.device.identity import ServerClock, Trust
-from thinwire.transport.device.session import InFlightAssignments, Registration, translate_errors
+from thinwire.transport.device.session import SETTLING, InFlightAssignments, Registration, translate_errors
 from thinwire.transport.device.transfers import Incoming, Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, ApiError, pack
 from thinwire.transport.protocol.signing import Signer
@@ -99,6 +100,7 @@ class HttpsLink:
                 why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
                 hint="thinwire client join URL -" if address.tls else f"--aggregator {trust.url if trust else ''}",
             )
+        Proxy.towards(address)  # `UsageError` now if HTTPS_PROXY is not valid
         self.url, self.clock = url, options.clock or ServerClock()
         self._registration = Registration(name, folder, trust, self.clock)
         self._options = options
@@ -158,23 +160,27 @@ class HttpsLink:
     def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Send a reply, with its parts from the file `bundle`; return once the aggregator has committed it.
 
-        Raises `NotOffered` if the run is not the aggregator's, and `BadPayload` if `bundle` does not have the announced
-        length.
+        Raises `NotOffered` if the run is not the aggregator's, and `ReplyUnreadable` if `bundle` is not readable or has
+        another length than announced.
         """
         header = reply_to_bytes(reply)
         length = reply.payload_bytes if isinstance(reply, ReplyHeader) else 0
-        _require(bundle, length)
+        body = _read(bundle, length)
         with self._translate_errors():
             self._require_time(self._pushing)
             self._require_known_peer()
         if not self._in_flight.may_send(reply):
             raise self._not_offered(reply)
-        with self._translate_errors(pushes_reply=True):
-            if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
-                self._outgoing.send(reply, header, bundle)
-            else:
-                body = pack(header) + (bundle.read_bytes() if bundle is not None and length else b"")
-                self._call(self._pushing, HttpRequest("POST", PUSH, body))
+        try:
+            with self._translate_errors(pushes_reply=True):
+                if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
+                    self._outgoing.send(reply, header, bundle)
+                else:
+                    self._call(self._pushing, HttpRequest("POST", PUSH, pack(header) + body))
+        except NotAccepted as error:
+            if isinstance(error.__cause__, ApiError) and error.__cause__.kind in SETTLING:
+                self._in_flight.remove_replied(reply)
+            raise
         self._in_flight.remove_replied(reply)
 
     def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
@@ -368,8 +374,13 @@ class HttpsLink:
         )  # fmt: skip
 
 
-def _require(bundle: Path | None, length: int) -> None:
-    """Raise `BadPayload` unless the file `bundle` has `length` bytes, before anything is sent."""
-    there = bundle.stat().st_size if bundle is not None else 0
+def _read(bundle: Path | None, length: int) -> bytes:
+    """Return the file `bundle` if it travels inline, else b""; raise `ReplyUnreadable` unless it has `length` bytes."""
+    data, there = b"", 0
+    if bundle is not None:
+        with translate_disk_errors(bundle):
+            there = bundle.stat().st_size
+            data = bundle.read_bytes() if there == length <= INLINE_BYTES else b""
     if there != length:
-        raise BadPayload(f"the reply's parts have {there} bytes", why=f"its header announces {length}")
+        raise ReplyUnreadable(f"the reply's parts have {there} bytes", why=f"its header announces {length}")
+    return data

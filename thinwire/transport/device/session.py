@@ -234,6 +234,7 @@ class InFlightAssignments:
 
 # Refusals of a reply, not of the device: the same bytes will never be accepted.
 NEVER_ACCEPTED = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
+SETTLING = frozenset({"state-lost", "too-large"})  # with these the aggregator has recorded the assignment as failed
 # The same request may succeed later, also over plain HTTP.
 TRANSIENT = frozenset(
     {"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"}
@@ -303,6 +304,9 @@ def refusal_error(
     return Unreachable(what, why, hint, after_s=refusal.retry_after_s, within_s=within_s)
 
 
+NOT_NOW = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+
+
 @contextmanager
 def translate_errors(
     url: str, tls: bool, name: str, fingerprint: str, within_s: float, ended: Callable[[], bool], pushes_reply: bool
@@ -331,6 +335,8 @@ def no_answer_error(error: Exception, url: str, *, tls: bool, within_s: float = 
     if isinstance(error, ssl.SSLCertVerificationError):
         what, why = f"the aggregator at {url} shows a certificate that this device does not trust", error.verify_message
         hint = "another party is in between, or it was set up again: contact its operator before thinwire client join"
+        if error.verify_code in NOT_NOW:
+            hint = "set this machine's clock (timedatectl set-ntp true); or the aggregator has to renew the certificate"
     elif isinstance(error, socket.gaierror):
         hint = "another name or an address that leads there: a device knows its aggregator by the pin"
     elif isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":

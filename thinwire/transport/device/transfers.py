@@ -9,6 +9,7 @@ new process continues the download.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -18,12 +19,18 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.errors import BadPayload, Unreachable
+from thinwire.core.errors import ReplyUnreadable, Unreachable
 from thinwire.core.part_file import PIECE_BYTES, DamagedPart, PartFile, damaged_part
 from thinwire.core.protocol import read_json
 from thinwire.core.statedir import disk_error, private_folder, require_room
 from thinwire.core.types import Part, ReplyHeader
-from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest, read_all
+from thinwire.transport.device.http_client import (
+    Connection,
+    FileRange,
+    HttpRequest,
+    read_all,
+    translate_disk_errors,
+)
 from thinwire.transport.protocol.http import PUSH, UPLOAD_OFFSET, ApiError, etag, pack
 
 KEPT = 4  # partial downloads: assignments arrive one after the other, and old models are useless
@@ -42,7 +49,8 @@ class Incoming:
         self._folder, self._min_free = private_folder(folder), min_free
         for path in self._paths():
             if path.suffix:  # it was delivered to a process that has ended, and the assignment is given again
-                os.replace(path, path.with_suffix(""))
+                with _disk(path):
+                    os.replace(path, path.with_suffix(""))
         self._forget(KEPT)
 
     def take(self, parts: Sequence[Part], response: http.client.HTTPResponse) -> Path:
@@ -79,19 +87,27 @@ class Incoming:
                     file.restart()
                 _receive(file, response)
         whole = self._delivered(parts)
-        os.replace(path, whole)
+        with _disk(path):
+            os.replace(path, whole)
         return whole
 
     def _delivered(self, parts: Sequence[Part]) -> Path:
         return self._folder / f"{_tag(parts)}.{secrets.token_hex(4)}"
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        """Return the files that are there, the newest first."""
+        found = dict[Path, int]()
+        with _disk(self._folder):
+            for path in self._folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # delivered and deleted meanwhile
+                    found[path] = path.stat().st_mtime_ns
+        return sorted(found, key=lambda path: -found[path])
 
     def _forget(self, kept: int, but: Path | None = None) -> None:
         """Remove the oldest partial files; a clock that was set back makes the newest look old."""
         for path in [path for path in self._paths() if not path.suffix and path != but][kept:]:
-            path.unlink()
+            with _disk(path):
+                path.unlink(missing_ok=True)
 
 
 def _receive(file: PartFile, response: http.client.HTTPResponse) -> None:
@@ -219,12 +235,12 @@ def _open_part(parts: tuple[Part, ...], offsets: list[int]) -> int:
 
 
 def _require_sound(header: ReplyHeader, index: int, bundle: Path) -> None:
-    """Raise `BadPayload` if the part is damaged on this disk, because it would be sent for ever."""
+    """Raise `ReplyUnreadable` if the part is damaged on this disk, because it would be sent for ever."""
     part = header.parts[index]
-    with open(bundle, "rb", buffering=0) as file:
+    with translate_disk_errors(bundle), open(bundle, "rb", buffering=0) as file:
         file.seek(sum(part.length for part in header.parts[:index]))
         if damaged_part(file, [part]) is not None:
-            raise BadPayload(f"{bundle} is damaged on this disk", why=f"{part.name!r} does not fit its digest")
+            raise ReplyUnreadable(f"{bundle} is damaged on this disk", why=f"{part.name!r} does not fit its digest")
 
 
 def _target(header: ReplyHeader, index: int) -> str:

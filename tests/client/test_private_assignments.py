@@ -48,7 +48,7 @@ class Private(Device):
         (self.folder / "device").mkdir(parents=True, exist_ok=True)
         self.ledger = DeviceLedger(self.folder / "device", "key")
         terms: dict[str, Any] = {"release": lambda assignment, plan: ("ward", RELEASE.to_json())} | self.changed
-        self.gate_options["account"] = Account(self.ledger, lambda task: self.dataset, **terms)
+        self.admission_options["account"] = Account(self.ledger, lambda task: self.dataset, **terms)
         super().start()
 
     def data(self, client: object) -> Any:
@@ -139,7 +139,9 @@ def test_data_behind_a_link_that_leads_elsewhere_take_part_in_nothing_private_un
     device = Private(tmp_path)
 
     def start() -> None:
-        device.gate_options["account"] = replace(device.gate_options["account"], dataset=DataSets("", link, ["small"]))
+        device.admission_options["account"] = replace(
+            device.admission_options["account"], dataset=DataSets("", link, ["small"])
+        )
         Device.start(device)
 
     start()

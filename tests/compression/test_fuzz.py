@@ -66,7 +66,7 @@ def test_a_hostile_frame_is_refused_before_memory_is_taken(spec: str) -> None:
             tracemalloc.stop()
 
 
-SHADOW = "topk(0.1) > int8 > rice"
+REPLICA_CODEC = "topk(0.1) > int8 > rice"
 NAMES = [
     "full/0",
     "1/0",
@@ -87,11 +87,11 @@ NAMES += ["9" * 5000 + "/0", "²/0", "full/²", "٣/0", "full/٠"]
 
 
 def test_a_device_keeps_its_model_whatever_it_is_sent_down() -> None:
-    to, rng = target(SHADOW, 300), random.Random(11)
+    to, rng = target(REPLICA_CODEC, 300), random.Random(11)
     layout, right = to.codec.layout, to.frames[0]
     full = target_of("identity", layout)
     for number in range(FRAMES):
-        replica = ModelReplica(layout, SHADOW)
+        replica = ModelReplica(layout, REPLICA_CODEC)
         replica.apply([("full/0", full[0])], 1, digest(full[1]))
         held = replica.params.tobytes()
         frames = [

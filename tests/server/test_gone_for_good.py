@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.server.test_away_ahead import plan
-from tests.server.test_crash_ahead import ahead
+from tests.server.test_crash_pipelined import ahead
 from tests.server.test_line_goes_on import behavior_of, closed
+from tests.server.test_offline_pipelined import plan
 from tests.support.crashes import Fate
 
 

@@ -27,37 +27,37 @@ from thinwire.server.policy.assignment_terms import (
 from thinwire.simulation import Behavior, Script
 
 LADDER = ["identity", "int8", "topk(0.05) > int8"]
-MILD, MIDDLE, HARSH = LADDER
+LEAST, MIDDLE, MOST = LADDER
 
 
 @pytest.mark.parametrize(
     ("expected", "before", "after", "reason"),
     [
-        ([None, None, None], None, LadderState(HARSH), "its link is not known yet"),
-        ([None, None, None], LadderState(MIDDLE, MILD, 1), LadderState(MIDDLE, MILD, 1), "its link is not known yet"),
-        ([9.0, 3.0, 1.0], None, LadderState(MILD), "9.0 s fit into 9.0 s"),
+        ([None, None, None], None, LadderState(MOST), "its link is not known yet"),
+        ([None, None, None], LadderState(MIDDLE, LEAST, 1), LadderState(MIDDLE, LEAST, 1), "its link is not known yet"),
+        ([9.0, 3.0, 1.0], None, LadderState(LEAST), "9.0 s fit into 9.0 s"),
         ([9.1, 3.0, 1.0], None, LadderState(MIDDLE), "3.0 s fit into 9.0 s; identity would take 9.1 s"),
-        ([50.0, 20.0, 9.5], None, LadderState(HARSH), "even that takes 9.5 s, 9.0 s are left"),
-        ([5.0, 2.0, 1.0], LadderState(HARSH), LadderState(MIDDLE), "2.0 s fit into 9.0 s; identity may be next"),
-        ([5.0, 2.0, 1.0], LadderState(MIDDLE), LadderState(MILD), "5.0 s fit into 9.0 s"),
-        ([50.0, 20.0, 5.0], LadderState(MILD), LadderState(HARSH, "", 0), "5.0 s fit into 9.0 s"),
-        ([50.0, 20.0, 15.0], LadderState(MILD), LadderState(HARSH, "", 0), "even that takes 15.0 s"),
+        ([50.0, 20.0, 9.5], None, LadderState(MOST), "even that takes 9.5 s, 9.0 s are left"),
+        ([5.0, 2.0, 1.0], LadderState(MOST), LadderState(MIDDLE), "2.0 s fit into 9.0 s; identity may be next"),
+        ([5.0, 2.0, 1.0], LadderState(MIDDLE), LadderState(LEAST), "5.0 s fit into 9.0 s"),
+        ([50.0, 20.0, 5.0], LadderState(LEAST), LadderState(MOST, "", 0), "5.0 s fit into 9.0 s"),
+        ([50.0, 20.0, 15.0], LadderState(LEAST), LadderState(MOST, "", 0), "even that takes 15.0 s"),
         (
             [5.0, 2.0, 1.0],
-            LadderState(HARSH, "", 0),
-            LadderState(HARSH, MILD, 1),
+            LadderState(MOST, "", 0),
+            LadderState(MOST, LEAST, 1),
             "(5.0 s of 9.0 s), and did for 0 of 3",
         ),
-        ([10.0, 2.0, 1.0], LadderState(HARSH, MILD, 2), LadderState(HARSH, MIDDLE, 3), "int8 would fit"),
-        ([5.0, 2.0, 1.0], LadderState(HARSH, MIDDLE, 3), LadderState(MIDDLE), "2.0 s fit into 9.0 s"),
+        ([10.0, 2.0, 1.0], LadderState(MOST, LEAST, 2), LadderState(MOST, MIDDLE, 3), "int8 would fit"),
+        ([5.0, 2.0, 1.0], LadderState(MOST, MIDDLE, 3), LadderState(MIDDLE), "2.0 s fit into 9.0 s"),
         (
             [5.0, 2.0, 1.0],
-            LadderState(HARSH, MILD, 3),
+            LadderState(MOST, LEAST, 3),
             LadderState(MIDDLE),
             "2.0 s fit into 9.0 s; identity may be next",
         ),
-        ([50.0, 20.0, 5.0], LadderState(HARSH, MIDDLE, 2), LadderState(HARSH, "", 0), "int8 would take 20.0 s"),
-        ([50.0, 20.0, 5.0], LadderState(HARSH), LadderState(HARSH), "int8 would take 20.0 s"),
+        ([50.0, 20.0, 5.0], LadderState(MOST, MIDDLE, 2), LadderState(MOST, "", 0), "int8 would take 20.0 s"),
+        ([50.0, 20.0, 5.0], LadderState(MOST), LadderState(MOST), "int8 would take 20.0 s"),
     ],
 )
 def test_a_choice_and_its_reason(
@@ -97,7 +97,7 @@ def test_a_ladder_under_an_automatic_deadline_makes_a_round_half_a_second_longer
     deadline = auto_deadline({device: own[-1] for device, own in times.items()}, wanted=2)
     assert (deadline.seconds, deadline.fits_s, fixed(30.0).fits_s) == (36.0, 12.5, 27.0)
     chosen = {device: choose_rung(LADDER, own, deadline.fits_s, None).position.codec for device, own in times.items()}
-    assert chosen == {"thin": HARSH, "broad": MILD}
+    assert chosen == {"thin": MOST, "broad": LEAST}
 
 
 def seconds(**of: float) -> dict[str, float]:
@@ -125,16 +125,16 @@ def test_a_slow_client_alone_is_selected_in_the_more_compressed_codec_and_the_re
     made = bench(tmp_path, by_codec)
     assert made.drive().status == "done"
     opened = made.events(RoundOpened)
-    assert set(opened[0].codecs.values()) == {HARSH}
+    assert set(opened[0].codecs.values()) == {MOST}
     assert sentence(opened[0].codec_reasons["a"]) == "its link is not known yet"
-    assert opened[1].codecs == {"a": MIDDLE, "b": MIDDLE, "slow": HARSH}, "less compressed by one a round"
-    assert all(round_.codecs == {"a": MILD, "b": MILD, "slow": HARSH} for round_ in opened[2:5])
-    assert all(round_.codec == MILD for round_ in opened[2:5]), "what most were selected in"
+    assert opened[1].codecs == {"a": MIDDLE, "b": MIDDLE, "slow": MOST}, "less compressed by one a round"
+    assert all(round_.codecs == {"a": LEAST, "b": LEAST, "slow": MOST} for round_ in opened[2:5])
+    assert all(round_.codec == LEAST for round_ in opened[2:5]), "what most were selected in"
     assert "s fit into 27.0 s; int8 would take" in sentence(opened[2].codec_reasons["slow"])
     assert made.reasons() == ["all"] * 7, "nobody was late"
     assert made.events(UpdateDropped) == [], "each was decoded by its own codec"
     row = made.store.rounds(made.run_id)[1]
-    assert row.codecs["slow"] == HARSH and row.codec_reasons == opened[1].codec_reasons
+    assert row.codecs["slow"] == MOST and row.codec_reasons == opened[1].codec_reasons
     assert deadline_sentence(row.deadline_s, row.deadline_reason) == "30 s: set by the plan"
 
 
@@ -145,12 +145,12 @@ def test_who_was_too_slow_is_selected_less_compressed_again_only_after_three_rou
     made.drive()
     assigned = [round_.codecs["slow"] for round_ in made.events(RoundOpened)]
     told = [sentence(round_.codec_reasons["slow"]) for round_ in made.events(RoundOpened)]
-    assert assigned[:5] == [HARSH, MIDDLE, MILD, MILD, MILD], "one answer that hung is passed over"
-    assert assigned[5] != MILD, "two are believed"
+    assert assigned[:5] == [MOST, MIDDLE, LEAST, LEAST, LEAST], "one answer that hung is passed over"
+    assert assigned[5] != LEAST, "two are believed"
     rungs = [LADDER.index(codec) for codec in assigned]
     less_compressed = next(i for i in range(6, len(rungs)) if rungs[i] < rungs[i - 1])
     assert [f"did for {n} of 3 rounds" in told[less_compressed - 3 + n] for n in range(3)] == [True] * 3
-    assert assigned[-1] == MILD
+    assert assigned[-1] == LEAST
 
 
 def test_a_late_answer_is_decoded_by_the_codec_of_its_assignment_and_so_after_a_kill(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_a_device_selected_in_the_place_of_another_is_selected_in_its_own_codec(
     )  # fmt: skip
     made.drive()
     replacements = {event.assignment_id: event.codec for event in made.events(ClientSelected) if event.why}
-    assert replacements and set(replacements.values()) == {HARSH}
+    assert replacements and set(replacements.values()) == {MOST}
     assert all(event.codec_reason for event in made.events(ClientSelected) if event.why)
-    assert {e.assignment.codec for e in made.fleet.sent if e.assignment.assignment_id in replacements} == {HARSH}
+    assert {e.assignment.codec for e in made.fleet.sent if e.assignment.assignment_id in replacements} == {MOST}
     row = made.store.rounds(made.run_id)[3]
     assert row.codecs.keys() == row.codec_reasons.keys() == set(row.selected)
 
@@ -215,7 +215,7 @@ def over(bits_s: float) -> Script:
 
 
 def made_bytes(codec: str) -> float:
-    return {MILD: 2500.0, MIDDLE: 650.0, HARSH: 100.0}[codec]
+    return {LEAST: 2500.0, MIDDLE: 650.0, MOST: 100.0}[codec]
 
 
 def under_auto(folder: Path, *scripts: Script, **cohort: object) -> Bench:
@@ -229,7 +229,7 @@ def test_equal_devices_on_good_links_are_selected_in_the_least_compressed_codec_
     made = under_auto(tmp_path, *[over(1e8)] * 3)
     made.drive()
     assigned = [set(opened.codecs.values()) for opened in made.events(RoundOpened)]
-    assert assigned == [{HARSH}, {MIDDLE}, *[{MILD}] * 10]
+    assert assigned == [{MOST}, {MIDDLE}, *[{LEAST}] * 10]
 
 
 def test_who_is_selected_in_the_place_of_another_makes_the_round_no_longer_than_others_would(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_who_is_selected_in_the_place_of_another_makes_the_round_no_longer_than_
     made = under_auto(tmp_path, fails, fails, over(570), clients=2)
     made.drive()
     assigned = [event for event in made.events(ClientSelected) if event.why and event.device == "c"]
-    assert assigned and {event.codec for event in assigned} == {HARSH}, "in the others 9 s and more would be left to it"
+    assert assigned and {event.codec for event in assigned} == {MOST}, "in the others 9 s and more would be left to it"
 
 
 PLAN = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = 1\nclip_grad = 1.0\n[uplink]\n{}\n[cohort]\n{}'

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.test_away_ahead import plan
-from tests.server.test_crash_ahead import ahead
+from tests.server.test_crash_pipelined import ahead
+from tests.server.test_offline_pipelined import plan
 from tests.support.crashes import LAYOUT, Fate, Killed, World
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundBecameCurrent, RoundClosed, RunStatusChanged

@@ -26,7 +26,7 @@ class Device:
         )
         self.at = NOON
         self.price: bool | None = None
-        self.gate_options = admission
+        self.admission_options = admission
         self.start()
 
     def data(self, client: object) -> Split:
@@ -36,7 +36,11 @@ class Device:
     def start(self) -> None:
         """As a new process would."""
         (self.folder / "device").mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {"now": lambda: self.at, "is_metered": lambda link: self.price, **self.gate_options}
+        options: dict[str, Any] = {
+            "now": lambda: self.at,
+            "is_metered": lambda link: self.price,
+            **self.admission_options,
+        }
         self.admission = AdmissionController(self.policy, self.folder / "device", **options)
         self.handler: AssignmentHandler = self.aggregator.handler(admission=self.admission)
 

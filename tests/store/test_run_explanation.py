@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.store.test_why import ASK, QUICK, ROUND
+from tests.store.test_round_explanation import ASK, QUICK, ROUND
 from thinwire.store.explaining import explain_rounds
 from thinwire.store.round_explanation import explain_round
 from thinwire.store.round_timing import STAGES

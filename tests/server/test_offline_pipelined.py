@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.test_crash_ahead import ahead
+from tests.server.test_crash_pipelined import ahead
 from tests.support.crashes import Fate, Outcome, Whole, World, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
@@ -81,7 +81,7 @@ def test_a_minute_without_a_device_costs_one_round_and_the_run_goes_on_where_it_
 
 
 def test_a_kill_after_any_commit_changes_nothing(undisturbed: Whole, tmp_path: Path) -> None:
-    """The places between two commits are those of test_crash_ahead.py: a device that is away writes no file."""
+    """The places between two commits are those of test_crash_pipelined.py: a device that is away writes no file."""
     made, places = undisturbed
 
     def check(again: Outcome, where: str) -> None:

@@ -16,7 +16,7 @@ from thinwire.core.invitation import InviteAddress
 from thinwire.store import Store
 from thinwire.web import device_queries as say
 from thinwire.web import device_schemas as models
-from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
+from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.device_health import Span
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import PROBLEMS
@@ -97,10 +97,11 @@ def tags(store: StoreDep, name: DeviceName, wanted: Tags, who: Who) -> models.Ta
 
 @router.post("/devices/{name}/approve")
 def approve(
-    store: StoreDep, settings: SettingsDep, name: DeviceName, compared: models.ShownFingerprint, who: Who
+    request: Request, store: StoreDep, settings: SettingsDep, name: DeviceName, compared: models.ShownFingerprint
 ) -> models.Decided:  # fmt: skip
-    """Approve the device; this takes effect at its next request."""
-    store.roster.approve(name, who, compared.fingerprint)
+    """Approve the device; this takes effect at its next request. An admin alone approves a revoked device again."""
+    person = visitor(request).person
+    store.roster.approve(name, person.who, compared.fingerprint, may_restore=person.role == "admin")
     said = say.approved(name, aggregator(settings.lock)[0])
     return models.Decided(device=name, standing="approved", sentence=said)
 

@@ -274,7 +274,10 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
     """
     invitation = one_time_secrets.find(connection, joining.secret, joining.fingerprint, now)
     if invitation["used_key"]:
-        same = connection.execute(select(*ROW).where(Device.c.fingerprint == joining.fingerprint)).mappings().one()
+        same = connection.execute(select(*ROW).where(Device.c.fingerprint == joining.fingerprint)).mappings().first()
+        if same is None:
+            by, number = invitation["used_by"], invitation["id"]
+            raise one_time_secrets.refusal(f"used by {by}, which was removed (invitation {number})")
         return device_row(same)
     name = require_device_name(joining.name, "--name NAME", Refused)
     if invitation["name"] not in ("", name):

@@ -6,10 +6,12 @@ import asyncio
 import json
 import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from tests.web.test_device_api_refusals import Visit
 from tests.web.test_new_run import HERE, PLAN, WAYS, with_key
 from thinwire.core.errors import Unreachable
 from thinwire.store import Store
@@ -75,3 +77,13 @@ def test_a_check_for_which_there_is_no_room_is_a_problem_document(page: TestClie
     refused = page.post(WAYS[0], json={"plan": PLAN}, headers=HERE)
     assert (refused.status_code, refused.headers["content-type"]) == (503, "application/problem+json")
     assert refused.json()["try"] == "the same again in ten seconds"
+
+
+def test_a_file_of_settings_that_is_not_valid_is_told_without_what_it_has(visit: Visit, store: Store, tmp_path: Path):
+    (tmp_path / "aggregator.toml").write_text('allow = "SECRET"')
+    client = visit(lock=tmp_path / "aggregator" / "lock")
+    assert client.post("/login", data={"code": store.logins.new_code()}).status_code == 303
+    refused = client.post(WAYS[0], json={"plan": PLAN}, headers=HERE)
+    assert (refused.status_code, refused.json()["detail"]) == (503, "aggregator.toml is not valid now")
+    assert refused.json()["try"] == f"thinwire aggregator config --home {tmp_path}"
+    assert "SECRET" not in refused.text

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from thinwire.core.errors import PlanError, Refused, Unreachable
 from thinwire.core.formatting import counted
-from thinwire.core.owner_file import AggregatorFile, aggregator_file
+from thinwire.core.owner_file import AggregatorFile
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_errors import Problem
 from thinwire.core.plan_names import UPLOAD, named_model, upload_id
@@ -31,7 +31,7 @@ from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_task
 from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.schemas import Answer, Body, LeftCommand
-from thinwire.web.settings import may_serve
+from thinwire.web.settings import may_serve, owner_file
 from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
@@ -97,7 +97,7 @@ class Planning:
     @property
     def owner_file(self) -> AggregatorFile:
         """Return what `aggregator.toml` says; the defaults if the dashboard has no state directory to look at."""
-        return aggregator_file(self._home) if self._home else AggregatorFile()
+        return owner_file(self._home) if self._home else AggregatorFile()
 
     async def in_turn(self, work: Callable[[], Found]) -> Found:
         """Return what `work` returns, in a thread; `AT_ONCE` run at a time, and the others wait without one.

@@ -83,6 +83,17 @@ def test_a_link_with_a_code_makes_another_user_s_browser_the_machine(as_anna: Te
     assert as_anna.get("/api/v1/session").json()["user"] == MACHINE
 
 
+def test_a_link_uses_its_code_up_also_in_a_browser_that_has_a_session_by_code(
+    page: TestClient, visit: Visit, store: Store
+):
+    before, code = page.cookies["thinwire-8080"], store.logins.new_code()
+    assert page.get(f"/login?code={code}").status_code == 303
+    assert page.cookies["thinwire-8080"] != before
+    assert store.logins.redeem(code) is None
+    assert page.get(f"/login?code={code}").status_code == 303, "opened again, it goes on with its session"
+    assert visit().get(f"/login?code={code}").status_code == 401
+
+
 def test_who_has_to_wait_gets_the_command_for_a_code_with_its_state_directory(
     visit: Visit, anna: dict[str, str], tmp_path: Path
 ):
@@ -181,6 +192,18 @@ def test_logins_by_code_and_refused_ones_are_in_the_audit_log_which_no_guessing_
         ("dashboard", "refuse login", "machine"),
         ("machine", "log in", "by a code"),
         ("root", "add user", "anna, admin"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"), [("confirm", {"password": OTHER}), ("password", {"old": OTHER, "new": OTHER})]
+)
+def test_a_wrong_password_in_a_session_is_in_the_audit_log(
+    as_anna: TestClient, store: Store, path: str, wrong: dict[str, str]
+):
+    assert as_anna.post(f"/api/v1/session/{path}", json=wrong).status_code == 403
+    assert [(row.who, row.detail) for row in store.audit.rows()[1] if row.what == "refuse login"] == [
+        ("dashboard", "anna")
     ]
 
 

@@ -156,7 +156,7 @@ def session(request: Request) -> Session:
 async def confirm(
     request: Request, store: StoreDep, settings: SettingsDep, checks: ChecksDep, given: Confirmed
 ) -> Session | Response:  # fmt: skip
-    """Give the password again, or a fresh code."""
+    """Give the password again, or a fresh code; a wrong one is in the audit log as a refused login."""
     person, token = visitor(request).person, session_token(request.headers, settings)
     if person.user == MACHINE:
         done: bool | None = await run_in_threadpool(store.logins.confirm, token, given.code)
@@ -167,6 +167,7 @@ async def confirm(
         except TooMany as error:
             return problem(429, error.what, error.why, with_home(error.hint, settings.home_option))
     if not done:
+        await run_in_threadpool(store.users.note_refused, person.user)
         what = "code is not valid" if person.user == MACHINE else "password is wrong"
         return problem(403, f"this {what}", hint="once more")
     return _session(request, time.time())
@@ -187,6 +188,7 @@ async def change_password(
     except TooMany as error:
         return problem(429, error.what, error.why, with_home(error.hint, settings.home_option))
     if token is None:
+        await run_in_threadpool(store.users.note_refused, name)
         return problem(403, "this is not your present password", hint="once more")
     answer = JSONResponse({"sentence": "Your password is changed. Your other sessions have ended."})
     set_session(request, answer, settings, token)

@@ -77,6 +77,15 @@ def test_each_login_has_a_new_session_and_ends_the_one_that_the_browser_brought(
         seen.add(token)
 
 
+@pytest.mark.parametrize("other", ["theme", "a b=c", "=", "caf\u00e9=1", 'x="', ";;", "a=b\x01"])
+def test_a_cookie_of_another_program_on_this_host_locks_nobody_out(page: TestClient, other: str):
+    ours = f"thinwire-8080={page.cookies['thinwire-8080']}"
+    page.cookies.clear()
+    for cookie in (f"{other}; {ours}", f"{ours}; {other}"):
+        headers = {"Cookie": cookie.encode("latin-1")}
+        assert page.get("/api/v1/session", headers=headers).status_code == 200, cookie
+
+
 def test_a_link_with_a_code_makes_another_user_s_browser_the_machine(as_anna: TestClient, store: Store):
     code = store.logins.new_code()
     assert as_anna.get(f"/login?code={code}").status_code == 303

@@ -21,13 +21,13 @@ import re
 import time
 from collections.abc import Mapping
 from functools import cache, partial
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, get_args
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -228,12 +228,8 @@ def bearer_token(headers: Headers) -> str | None:
 
 
 def session_token(headers: Headers, settings: Settings) -> str:
-    """Return the session from the cookie; "" without one."""
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(settings.cookie)
-    except CookieError:
-        return ""
-    return found.value if found else ""
+    """Return the session from the cookie; "" without one. Cookies of other programs on this host change nothing."""
+    return cookie_parser("; ".join(headers.getlist("cookie"))).get(settings.cookie, "")
 
 
 def login_first(path: str) -> Response:

@@ -216,6 +216,12 @@ def test_a_wrong_password_in_a_session_is_in_the_audit_log(
     ]
 
 
+def test_an_admin_ends_the_sessions_by_code(as_anna: TestClient, page: TestClient):
+    assert as_anna.post("/api/v1/users/machine/logout", json={}).status_code == 200
+    assert page.get("/api/v1/session").status_code == 401
+    assert as_anna.get("/api/v1/session").status_code == 200
+
+
 def test_a_token_that_a_session_by_code_makes_lives_thirty_days_at_most(page: TestClient):
     page.headers["Origin"] = HOST
     assert page.post("/api/v1/tokens", json={"name": "long", "days": 31}).status_code == 422

@@ -210,9 +210,16 @@ def add_user(store: StoreDep, given: NewUser, who: Who) -> Done:
 
 @router.post("/users/{user}/{change}")
 def change_user(
-    store: StoreDep, user: UserName, change: Literal["role", "reset", "disable", "enable"], given: Change, who: Who
+    store: StoreDep, user: UserName, change: Literal["role", "reset", "disable", "enable", "logout"], given: Change,
+    who: Who,
 ) -> Done:  # fmt: skip
-    """Change another user: `role`, `reset` (the password), `disable` or `enable`. The user's sessions end."""
+    """Change another user: `role`, `reset` (the password), `disable` or `enable`. The user's sessions end.
+
+    `logout` ends them alone, also one's own, and those by code of `machine`.
+    """
+    if change == "logout":
+        store.users.log_out(user, who)
+        return Done(sentence=f"All sessions of {user} have ended.")
     if user == who:
         raise Refused("nobody changes this for oneself", "an admin could lock the others out", "another admin")
     if change == "role":

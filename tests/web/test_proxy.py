@@ -94,6 +94,15 @@ def test_a_proxy_that_adds_a_line_is_believed_and_the_line_before_it_is_not(behi
     assert said(7, named[::-1]) == 421
 
 
+@pytest.mark.parametrize("path", ["/devices/", "/api/v1/runs/"])
+def test_no_address_with_another_end_redirects_to_one_without_the_prefix_of_a_proxy(
+    behind: Behind, store: Store, path: str
+):
+    client = behind()
+    assert client.post("/login", data={"code": store.logins.new_code()}).status_code == 303
+    assert client.get(path).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [("127.0.0.1:8443", 200), ("localhost", 200), ("[::1]:8443", 200), ("[::1]", 200), ("evil.com@127.0.0.1", 421),

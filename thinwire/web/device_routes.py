@@ -52,10 +52,10 @@ class NewInvitations(Body):
 
 @router.get("/devices")
 def devices_page(
-    devices: DevicesDep, request: Request, response: Response, first: First = 0, count: Listed = MAX_LISTED
+    devices: DevicesDep, response: Response, first: First = 0, count: Listed = MAX_LISTED
 ) -> list[models.Device]:
     """Return a page of the devices, by name. The header `Link` names the next page, if there is one."""
-    return page_of(devices.page(first, count + 1), first, count, request, response)
+    return page_of(devices.page(first, count + 1), first, count, response)
 
 
 @router.get("/devices.csv", response_class=Response, include_in_schema=False)

@@ -64,7 +64,10 @@ KINDS: Mapping[str, str] = {
     "403 pending": "a person has to approve this device first",
     "403 revoked": "this device was revoked",
     "403 invitation": "unknown, used, expired or withdrawn: from outside they look alike",
-    "403 browser": "a page in a browser called what is for Flower's programs on this machine",
+    "403 browser": (
+        "a page in a browser called what is for programs on this machine: a plain device API, or Flower's "
+        "control address"
+    ),
     "403 device": "a reply in another device's name",
     "403 protocol": "no version of the protocol is spoken by both; the text has both ranges",
     "404": "no such path; the answer has no body",

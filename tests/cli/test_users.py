@@ -77,6 +77,13 @@ def test_a_disabled_user_is_out_until_enabled(thinwire, home: Path, store: Store
     assert thinwire("aggregator", "users", "disable", "bert", "--home", home).code == 9
 
 
+def test_the_sessions_by_code_end(thinwire, home: Path, store: Store):
+    session = store.logins.redeem(store.logins.new_code()) or ""
+    assert thinwire("aggregator", "users", "logout", "machine", "--home", home).code == 0
+    assert not store.logins.valid(session)
+    assert thinwire("aggregator", "users", "logout", "bert", "--home", home).code == 9
+
+
 @pytest.mark.parametrize("wrong", [("Anna", "viewer"), ("anna", "owner"), ("machine", "viewer")])
 def test_a_name_or_a_role_that_is_none_is_refused(
     thinwire, home: Path, store: Store, monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, str]

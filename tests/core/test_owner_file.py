@@ -52,3 +52,22 @@ def test_what_a_target_of_alerts_should_be_is_told_in_words(tmp_path: Path, line
         aggregator_file(tmp_path)
     assert words in refused.value.why
     assert "pattern" not in refused.value.why
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[alerts]\nwebhook = "https://chat.example.org/hooks/a SECRET"',
+        '[alerts]\nwebhook = "chat.example.org/hooks/SECRET"',
+        '[alerts]\nwebhook = "https://chat.example.org:SECRET"',
+        '[alerts]\nwebhook = ["https://chat.example.org/hooks/SECRET"]',
+        'alerts = "https://chat.example.org/hooks/SECRET"',
+    ],
+)
+def test_an_error_shows_no_webhook(tmp_path: Path, text: str) -> None:
+    """Its text gets into the journal and to viewers, and who knows the address posts there."""
+    (tmp_path / "aggregator.toml").write_text(text)
+    with pytest.raises(PlanError) as refused:
+        aggregator_file(tmp_path)
+    assert "alerts" in refused.value.what
+    assert "SECRET" not in refused.value.text()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from tests.store.test_invitations import joining
 from tests.support.backups import BODY, Place, contents
 from tests.support.store_story import closed, header, status
-from thinwire.core.errors import DataLost
+from thinwire.core.errors import DataLost, NotInvited
 from thinwire.core.statedir import AggregatorHome, require_its_database
 from thinwire.core.types import UpdateId
 from thinwire.store import FileSpool, Store, backup
@@ -151,6 +152,21 @@ def test_a_restore_ends_all_sessions_and_keeps_the_users(place: Place, tmp_path:
         assert not store.logins.valid(session)
         with store._database.reading() as connection:
             assert connection.execute(text("SELECT count(*) FROM sessions")).scalar() == 0
+
+
+def test_a_restore_withdraws_the_open_invitations(place: Place, tmp_path: Path, there: AggregatorHome) -> None:
+    """One that was used after the backup would open the aggregator to whoever has its secret since then."""
+    early, late, withdrawn = (invited.secret for invited in place.store.invitations.invite(3))
+    place.store.roster.join(joining(early, "ward-1", "a key"))
+    place.store.invitations.withdraw(3)
+    back_up(place.home, tmp_path / "b.tar", "1")
+    place.store.roster.join(joining(late, "ward-2", "another key"))
+    backup.restore(tmp_path / "b.tar", there, force=False)
+    with Store.open(there.database) as store:
+        assert [one.state for one in store.invitations.all()] == ["used", "withdrawn", "withdrawn"]
+        for secret in (late, withdrawn):
+            with pytest.raises(NotInvited):
+                store.roster.join(joining(secret, "ward-3", "a thief's key"))
 
 
 def test_a_restore_brings_the_key_of_reports_back(place: Place, tmp_path: Path, there: AggregatorHome) -> None:

@@ -182,3 +182,11 @@ def test_fifty_lost_answers_of_one_key_give_one_row(store: Store, address: str, 
         rows = set(threads.map(lambda n: doors[n % 2].roster.join(replace(joining(given), address=str(n))), range(50)))
     assert rows == set(store.roster.rows())
     assert len(rows) == 1
+
+
+def test_the_invitation_of_a_removed_device_is_refused_to_its_key(store: Store) -> None:
+    given = secret(store)
+    store.roster.join(joining(given))
+    store.remove_device("pi-01")
+    assert why_not(store, joining(given)) == "used by pi-01, which was removed (invitation 1)"
+    assert store.roster.join(joining(secret(store))).state == "approved"

@@ -86,6 +86,21 @@ def test_a_change_ends_all_sessions_of_the_user_and_of_nobody_else(store: Store,
     assert [store.logins.valid(one) for one in (*sessions, *others)] == [False, False, True, True]
 
 
+def test_all_sessions_of_a_user_end_also_those_by_code(store: Store, anna: str) -> None:
+    by_code = store.logins.redeem(store.logins.new_code())
+    assert by_code is not None
+    theirs = session(store, anna)
+    store.users.log_out(MACHINE, "root")
+    assert (store.logins.valid(by_code), store.logins.valid(theirs)) == (False, True)
+    store.users.log_out(anna, "root")
+    assert not store.logins.valid(theirs)
+    assert session(store, anna), "the password is the same"
+    with pytest.raises(NotFound):
+        store.users.log_out("bert", "root")
+    ended = [(row.who, row.detail) for row in store.audit.rows()[1] if row.what == "log out user"]
+    assert sorted(ended) == [("root", anna), ("root", MACHINE)]
+
+
 def test_a_disabled_user_cannot_log_in_until_enabled(store: Store, anna: str) -> None:
     store.users.disable(anna, "root")
     assert store.users.log_in(anna, GOOD) is None

@@ -207,7 +207,7 @@ class Fuzz:
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
     def written(self, given: Sound, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
-        lines = [f"{given.method} {given.target} HTTP/1.1".encode("utf-8", "replace"), b"host: x"]
+        lines = [f"{given.method} {given.target} HTTP/1.1".encode("utf-8", "replace"), b"host: localhost"]
         lines += [name + b": " + value for name, value in headers]
         if body or given.method in ("POST", "PUT"):
             lines.append(b"content-length: %d" % len(body))

@@ -20,6 +20,7 @@ from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.flower import FlowerFleet
+from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, pack
 
 
@@ -168,6 +169,19 @@ def test_a_taken_port_is_said_in_words(here: Place) -> None:
         FlowerFleet(here.roster, here.spool, port=port)
     assert refused.value.why == "the port is taken by another process"
     assert "--listen" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "browser",
+    [{"host": "evil.example:9090"}, {"origin": "http://evil.example:9090"}, {"sec-fetch-site": "same-origin"}],
+)
+def test_no_page_in_a_browser_enrolls_a_device(here: Place, browser: dict[str, str]) -> None:
+    """A page whose name is rebound to 127.0.0.1 calls the device API as its own, and signs with a key that it makes."""
+    page = Caller(here, "pi-9")
+    said = registration.to_bytes(hello("pi-9"))
+    assert page.call(HELLO, said, headers=page.signed(HELLO, said) | browser) == (403, "browser")
+    assert not here.roster.rows()
+    assert page.hello() == (200, ""), "the same without a browser's headers"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])

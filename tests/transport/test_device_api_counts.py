@@ -92,7 +92,7 @@ def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     said = registration.to_bytes(hello("pi-1"))
     lines = "".join(f"{k}: {v}\r\n" for k, v in caller.signed(HELLO, said).items())
     body = pack(said)
-    request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
+    request = f"POST {HELLO} HTTP/1.1\r\nhost: localhost\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
     host, port = caller.address.split(":")
     with socket.create_connection((host, int(port)), timeout=60) as raw:
         raw.sendall(request)

@@ -234,6 +234,19 @@ def test_a_target_that_has_the_message_does_not_get_it_again_while_another_fails
     assert tries == ["webhook opened", "email opened", "email opened", "webhook closed", "email closed"]
 
 
+def test_a_target_that_does_not_answer_is_tried_once_in_a_look(store: Store, place: Path, monkeypatch):
+    tries = list[str]()
+
+    def send(target: str, _wanted: AlertSettings, said: dict[str, Any]) -> None:
+        tries.append(f"{target} {said['sentence']}")
+        assert target == "email", "the webhook does not answer"
+
+    monkeypatch.setattr("thinwire.web.alerts.conditions", lambda *_: ([Condition("disk", n, n) for n in "12"], {}))
+    settings(place, 'webhook = "http://x/"\nemail_to = ["a@example.org"]')
+    AlertWatch(store, place, send).look()
+    assert tries == ["webhook 1", "email 1", "email 2"]
+
+
 def test_a_mail_over_tls_verifies_the_server(monkeypatch: pytest.MonkeyPatch):
     contexts = list[ssl.SSLContext]()
 

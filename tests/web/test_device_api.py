@@ -22,6 +22,7 @@ from thinwire.store import Invited, Store
 
 OURS = {"Origin": "http://127.0.0.1:8080"}
 AT = time.time() - 60
+GOOD = "an owl in the 7th tower"
 
 
 def post(page: TestClient, path: str, body: Any = None, status: int = 200) -> Any:
@@ -174,6 +175,21 @@ def test_an_approval_takes_back_a_revocation_that_nobody_has_carried_out(page: T
     decide(page, "cam-01", "approve")
     later = get(page, f"devices/cam-01/revocations/{command}")
     assert later["sentence"] == "cam-01 was approved again before the aggregator had carried that out."
+
+
+def test_an_operator_approves_who_waits_and_no_revoked_device(page: TestClient, visit: Visit, fleet: Store):
+    fleet.users.add("bert", "operator", GOOD, "root")
+    bert = visit()
+    assert bert.post("/login", data={"name": "bert", "password": GOOD}).status_code == 303
+    decide(bert, "ward-4", "approve")
+    command = decide(page, "cam-01", "revoke")["command"]
+    assert decide(bert, "cam-01", "approve", 409)["detail"] == "cam-01 was revoked"
+    assert by_name(page)["cam-01"]["standing"] == "revoked"
+    assert [pending.id for pending in fleet.commands.pending()] == [command]
+    token = fleet.tokens.make("nightly", "bert", "operator").secret
+    body, headers = {"fingerprint": fingerprint("cam-02")}, {"Authorization": f"Bearer {token}"}
+    assert visit().post("/api/v1/devices/cam-02/approve", json=body, headers=headers).status_code == 403
+    decide(page, "cam-01", "approve")
 
 
 def test_a_decision_about_another_key_than_the_one_that_was_shown_is_refused(page: TestClient, fleet: Store):

@@ -77,10 +77,30 @@ def test_each_login_has_a_new_session_and_ends_the_one_that_the_browser_brought(
         seen.add(token)
 
 
+@pytest.mark.parametrize("other", ["theme", "a b=c", "=", "caf\u00e9=1", 'x="', ";;", "a=b\x01"])
+def test_a_cookie_of_another_program_on_this_host_locks_nobody_out(page: TestClient, other: str):
+    ours = f"thinwire-8080={page.cookies['thinwire-8080']}"
+    page.cookies.clear()
+    for cookie in (f"{other}; {ours}", f"{ours}; {other}"):
+        headers = {"Cookie": cookie.encode("latin-1")}
+        assert page.get("/api/v1/session", headers=headers).status_code == 200, cookie
+
+
 def test_a_link_with_a_code_makes_another_user_s_browser_the_machine(as_anna: TestClient, store: Store):
     code = store.logins.new_code()
     assert as_anna.get(f"/login?code={code}").status_code == 303
     assert as_anna.get("/api/v1/session").json()["user"] == MACHINE
+
+
+def test_a_link_uses_its_code_up_also_in_a_browser_that_has_a_session_by_code(
+    page: TestClient, visit: Visit, store: Store
+):
+    before, code = page.cookies["thinwire-8080"], store.logins.new_code()
+    assert page.get(f"/login?code={code}").status_code == 303
+    assert page.cookies["thinwire-8080"] != before
+    assert store.logins.redeem(code) is None
+    assert page.get(f"/login?code={code}").status_code == 303, "opened again, it goes on with its session"
+    assert visit().get(f"/login?code={code}").status_code == 401
 
 
 def test_who_has_to_wait_gets_the_command_for_a_code_with_its_state_directory(
@@ -182,6 +202,24 @@ def test_logins_by_code_and_refused_ones_are_in_the_audit_log_which_no_guessing_
         ("machine", "log in", "by a code"),
         ("root", "add user", "anna, admin"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"), [("confirm", {"password": OTHER}), ("password", {"old": OTHER, "new": OTHER})]
+)
+def test_a_wrong_password_in_a_session_is_in_the_audit_log(
+    as_anna: TestClient, store: Store, path: str, wrong: dict[str, str]
+):
+    assert as_anna.post(f"/api/v1/session/{path}", json=wrong).status_code == 403
+    assert [(row.who, row.detail) for row in store.audit.rows()[1] if row.what == "refuse login"] == [
+        ("dashboard", "anna")
+    ]
+
+
+def test_an_admin_ends_the_sessions_by_code(as_anna: TestClient, page: TestClient):
+    assert as_anna.post("/api/v1/users/machine/logout", json={}).status_code == 200
+    assert page.get("/api/v1/session").status_code == 401
+    assert as_anna.get("/api/v1/session").status_code == 200
 
 
 def test_a_token_that_a_session_by_code_makes_lives_thirty_days_at_most(page: TestClient):

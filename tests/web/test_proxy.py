@@ -79,6 +79,30 @@ def test_behind_a_proxy_wrong_passwords_count_for_the_address_that_the_proxy_nam
     assert said("203.0.113.8", "an owl in the 7th tower") == 303
 
 
+@pytest.mark.parametrize("address", ["192.0.2.7", "::ffff:192.0.2.7"])
+def test_a_proxy_that_adds_a_line_is_believed_and_the_line_before_it_is_not(behind: Behind, address: str):
+    """HAProxy's `option forwardfor` adds a line of its own to what a stranger sent."""
+    client = behind(address, names=("fl.example.org",), proxy="192.0.2.7")
+
+    def said(number: int, hosts: tuple[str, str]) -> int:
+        lines = [("X-Forwarded-Host", host) for host in hosts] + [("X-Forwarded-Proto", "https")]
+        lines += [("X-Forwarded-For", address) for address in (f"198.51.100.{number}", "203.0.113.9")]
+        return int(client.post("/login", data={"name": "anna", "password": "wrong"}, headers=lines).status_code)
+
+    named = ("evil.example", "fl.example.org")
+    assert [said(number, named) for number in range(6)] == [401] * 5 + [429]
+    assert said(7, named[::-1]) == 421
+
+
+@pytest.mark.parametrize("path", ["/devices/", "/api/v1/runs/"])
+def test_no_address_with_another_end_redirects_to_one_without_the_prefix_of_a_proxy(
+    behind: Behind, store: Store, path: str
+):
+    client = behind()
+    assert client.post("/login", data={"code": store.logins.new_code()}).status_code == 303
+    assert client.get(path).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [("127.0.0.1:8443", 200), ("localhost", 200), ("[::1]:8443", 200), ("[::1]", 200), ("evil.com@127.0.0.1", 421),

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from tests.support.api_answers import Told
-from thinwire.store import MACHINE, ROLES, Store
+from thinwire.store import MACHINE, ROLES, Condition, Store
 from thinwire.store.sessions import Session, Token, hashed, open_session
 from thinwire.web.access import ANYONE, LEAST, RECENT_S, Least
 from thinwire.web.app import create_app
@@ -184,3 +184,14 @@ def test_a_disabled_user_is_out_at_once_with_all_sessions_and_tokens(visitors: V
         visitors.send("POST /api/v1/users/{user}/{change}", visitors.session("admin", user="bert")).status_code == 200
     )
     assert [visitors.send(runs, headers).status_code for headers in (session, token)] == [401, 401]
+
+
+@pytest.mark.parametrize(("role", "shown"), [("viewer", "an operator sees why"), ("operator", "to a@example.org")])
+def test_why_a_message_was_not_sent_is_for_operators(visitors: Visitors, role: str, shown: str):
+    alerts = visitors.store.alerts
+    alerts.update([Condition("disk", "", "the disk has 3 MB free")])
+    (row,) = alerts.open()
+    alerts.not_sent(row, "to a@example.org")
+    (one,) = visitors.send("GET /api/v1/alerts", visitors.session(role)).json()
+    assert (one["failures"], one["failure"]) == (1, shown)
+    assert shown in visitors.send("GET /api/v1/alerts.csv", visitors.session(role)).text

@@ -61,6 +61,20 @@ def neighbourhood(address: str) -> str:
     return str(ipaddress.ip_network((found, 64), strict=False))
 
 
+def is_same_address(one: str, other: str) -> bool:
+    """Return True if two texts are the same IP address; a socket for IPv6 too writes IPv4 addresses as mapped ones.
+
+    >>> is_same_address("::ffff:192.0.2.1", "192.0.2.1"), is_same_address("192.0.2.2", "192.0.2.1")
+    (True, False)
+    """
+    try:
+        found = [ipaddress.ip_address(address) for address in (one, other)]
+    except ValueError:
+        return one == other
+    first, second = (getattr(address, "ipv4_mapped", None) or address for address in found)
+    return first == second
+
+
 def bind(host: str, port: int, option: str) -> socket.socket:
     """Return a socket bound to this address of the machine; port 0 takes a free port.
 

@@ -51,7 +51,8 @@ class AuditRow:
 class RefusalNote:
     """Holds a refusal of the device API.
 
-    `name` is the name in the request, which proves nothing. Only the operator may see `why`.
+    `name` is the name in the request, which proves nothing. `why` is for users of the dashboard and
+    the command line; the sender got a shorter reason.
     """
 
     at: float

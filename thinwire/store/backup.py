@@ -392,7 +392,7 @@ def _unpack(source: Path, folder: Path) -> tuple[Manifest, tuple[int, int]]:
             hint = f"restore it with thinwire {manifest.thinwire}, which wrote it"
             require_known(connection, revision, str(source), hint)
     renew(folder / DATABASE)
-    end_sessions(folder / DATABASE)
+    end_sessions(folder / DATABASE, time.time())
     counts = lose_reservations(folder / DATABASE, manifest.backed_up_at)
     for path in [folder, folder / DATABASE, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_path(path)

@@ -98,12 +98,18 @@ def renew(database: Path) -> None:
         restored.commit()
 
 
-def end_sessions(database: Path) -> None:
-    """Delete the sessions and login codes of a restored store: what ended one since the backup may not be in it."""
+def end_sessions(database: Path, now: float) -> None:
+    """Delete the sessions and login codes of a restored store, and withdraw its open invitations.
+
+    What ended a session, or used or withdrew an invitation, since the backup is not in it.
+    """
     with contextlib.closing(sqlite3.connect(database)) as restored:
         tables = {name for (name,) in restored.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table in {"sessions", "logins"} & tables:
             restored.execute(f"DELETE FROM {table}")  # noqa: S608  # no outside text
+        if "invitations" in tables:
+            is_open = "used_at IS NULL AND withdrawn_at IS NULL"
+            restored.execute(f"UPDATE invitations SET withdrawn_at = ? WHERE {is_open}", (now,))  # noqa: S608  # as above
         restored.commit()
 
 

@@ -30,7 +30,8 @@ from thinwire.store.database import Database
 from thinwire.store.kept_runs import change_tags
 from thinwire.store.privacy_devices import reported
 from thinwire.store.queries import device_row
-from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, InvitationEntry, Measure, Run, Update
+from thinwire.store.tables import HAS_SAMPLES, Action, Client, Device, InvitationEntry, Measure, Run, Update
+from thinwire.store.work_queue import cancel_commands
 
 REGISTRY_READ_S = 1.0  # longest time for which a change by another process may be missing
 UNAPPROVED_READ_S = 0.1  # the same for a key that may not work yet: whoever was just approved is not refused
@@ -102,12 +103,21 @@ class StoredRoster:
         with self._changing() as connection:
             return add(connection, row, who)
 
-    def approve(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
+    def approve(
+        self, name: str, who: str = "operator", fingerprint: str = "", *, may_restore: bool = True
+    ) -> None:  # fmt: skip
         """Approve a device; raise `NotFound` for an unknown name, `Refused` if the device has another key by now.
 
         An operator's approval also counts on a device API with TLS: a row enrolled over loopback becomes a manual one.
+        `Refused` is raised for a revoked device too, unless `who` `may_restore` it.
         """
         with self._changing() as connection:
+            state = connection.scalar(select(Device.c.state).where(Device.c.name == name))
+            if state == "revoked" and not may_restore:
+                raise Refused(
+                    f"{name} was revoked", why="an admin approves a revoked device again",
+                    hint=f"ask an admin, or on the aggregator's machine: thinwire devices approve {name}",
+                )  # fmt: skip
             key = self._set(connection, name, "approved", "approve", who, fingerprint)
             by_loopback = update(Device).where(Device.c.name == name, Device.c.how == "loopback")
             connection.execute(by_loopback, {"how": "manual"})
@@ -264,7 +274,10 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
     """
     invitation = one_time_secrets.find(connection, joining.secret, joining.fingerprint, now)
     if invitation["used_key"]:
-        same = connection.execute(select(*ROW).where(Device.c.fingerprint == joining.fingerprint)).mappings().one()
+        same = connection.execute(select(*ROW).where(Device.c.fingerprint == joining.fingerprint)).mappings().first()
+        if same is None:
+            by, number = invitation["used_by"], invitation["id"]
+            raise one_time_secrets.refusal(f"used by {by}, which was removed (invitation {number})")
         return device_row(same)
     name = require_device_name(joining.name, "--name NAME", Refused)
     if invitation["name"] not in ("", name):
@@ -381,12 +394,3 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     row = {"name": new, "change": next_change(connection)}
     connection.execute(update(Device).where(Device.c.name == old), row)
     act(connection, at, who, new, "rename", f"{WAS}{old}")
-
-
-def cancel_commands(connection: Connection, kind: str, fingerprint: str, why: str, at: float) -> None:
-    """Answer the pending commands of a kind about a device's key as no longer needed."""
-    open_ones = select(Command.c.id, Command.c.args).where(Command.c.kind == kind, Command.c.answered_at.is_(None))
-    for row in connection.execute(open_ones).all():
-        if row.args.get("fingerprint") == fingerprint:
-            answered = {"result": {"done": False, "why": why}, "answered_at": at}
-            connection.execute(update(Command).where(Command.c.id == row.id), answered)

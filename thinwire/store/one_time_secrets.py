@@ -121,12 +121,12 @@ def find(connection: Connection, secret: str, fingerprint: str, now: float) -> R
     mine = InvitationEntry.c.secret_hash == hashed(secret)
     found = connection.execute(select(*InvitationEntry.c).where(mine)).mappings().first()
     if found is None or not SECRET.fullmatch(secret):
-        raise _refusal("unknown")
+        raise refusal("unknown")
     now_is = state(found, now)
     if now_is == "open" or (now_is == "used" and found["used_key"] == fingerprint):
         return found
     by = f" by {found['used_by']}" if now_is == "used" else ""
-    raise _refusal(f"{now_is}{by} (invitation {found['id']})")
+    raise refusal(f"{now_is}{by} (invitation {found['id']})")
 
 
 def use_up(connection: Connection, invitation_id: int, name: str, fingerprint: str, now: float) -> None:
@@ -144,7 +144,8 @@ def state(row: Mapping[str, Any] | RowMapping, now: float) -> InvitationState:
     return "expired" if now >= row["expires_at"] else "open"
 
 
-def _refusal(why: str) -> NotInvited:
+def refusal(why: str) -> NotInvited:
+    """Return the error about an invitation by which nobody joins."""
     return NotInvited("this invitation is not usable", why, "get a new one from the aggregator's operator")
 
 

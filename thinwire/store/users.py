@@ -184,6 +184,14 @@ class Users:
         """Enable a disabled user."""
         self._change(name, {"disabled_at": None}, who, "enable user", name)
 
+    def log_out(self, name: str, who: str) -> None:
+        """End all sessions of a user, also those by code of `machine`; raise `NotFound` if there is no such user."""
+        if name != MACHINE:
+            self.require(name)
+        with self._database.writing() as connection:
+            end_sessions(connection, name)
+            act(connection, self._clock.wall(), who, "", "log out user", name)
+
     def log_in(self, name: str, password: str) -> str | None:
         """Return the token of a new session; None if there is no such user, or if the password is wrong.
 

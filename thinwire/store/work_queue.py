@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import RowMapping, case, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, case, func, insert, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, Refused
@@ -96,6 +96,15 @@ def _must_be(found: object, command_id: int) -> None:
         raise NotFound(
             f"no command {command_id}", why="none has this number", hint="the number that the answer to a command names"
         )
+
+
+def cancel_commands(connection: Connection, kind: str, fingerprint: str, why: str, at: float) -> None:
+    """Answer the pending commands of a kind about a device's key as no longer needed."""
+    open_ones = select(Command.c.id, Command.c.args).where(Command.c.kind == kind, Command.c.answered_at.is_(None))
+    for row in connection.execute(open_ones).all():
+        if row.args.get("fingerprint") == fingerprint:
+            answered = {"result": {"done": False, "why": why}, "answered_at": at}
+            connection.execute(update(Command).where(Command.c.id == row.id), answered)
 
 
 _RUN_QUEUE = (

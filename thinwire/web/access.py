@@ -102,7 +102,7 @@ LEAST: Final[Mapping[str, str | Least]] = {
     "GET /api/v1/devices/{name}/health.csv": "viewer",
     "POST /api/v1/devices/{name}/rename": "operator",
     "POST /api/v1/devices/{name}/tags": "operator",
-    "POST /api/v1/devices/{name}/approve": "operator",
+    "POST /api/v1/devices/{name}/approve": Least("operator", session=True),  # a device stays approved
     "POST /api/v1/devices/{name}/revoke": Least("admin", recent=True),
     "GET /api/v1/devices/{name}/revocations/{number}": "viewer",
     "GET /api/v1/invitations": "viewer",

@@ -15,6 +15,7 @@ import shutil
 import smtplib
 import ssl
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -41,7 +42,7 @@ from thinwire.web.routes import Number, as_csv
 from thinwire.web.settings import aggregator, home_option
 
 ALERTS_READ_S: Final = 10.0  # between two reads of the conditions that raise an alert
-SEND_S: Final = 10.0  # time limit of one message
+SEND_S: Final = 10.0  # time limit of one read or write of a message
 log = logging.getLogger("thinwire.alerts")
 Send = Callable[[str, AlertSettings, dict[str, Any]], None]
 WEBHOOK: Final = "webhook"
@@ -70,21 +71,26 @@ class AlertWatch:
         found, unknown = conditions(self._store, self._around(), wanted)
         home = home_option(self._lock)
         self._store.alerts.update([replace(one, hint=with_home(one.hint, home)) for one in found], unknown)
+        silent = set[str]()  # targets: each is waited for once in a look, however many messages are due
         for row in self._store.alerts.due():
-            self._tell(row, wanted)
+            self._tell(row, wanted, silent)
 
-    def _tell(self, row: AlertRow, wanted: AlertSettings) -> None:
-        """Send the message that is due to each target that did not get it yet."""
+    def _tell(self, row: AlertRow, wanted: AlertSettings, silent: set[str]) -> None:
+        """Send the message that is due to each target that did not get it yet, and note which did not answer."""
         change = row.due
         assert change is not None, "the store returns rows with a message to send"
         took, failures = set(row.sent_to.split()), list[str]()
         for target in [WEBHOOK] * bool(wanted.webhook) + [EMAIL] * bool(wanted.email_to):
-            if target not in took:
+            if target in silent and target not in took:
+                failures.append(f"{target}: it did not answer the message before")
+            elif target not in took:
                 try:
                     self._send(target, wanted, message(row, change))
                     took.add(target)
                 except Exception as error:  # whatever a target answers, the others get theirs
                     failures.append(f"{target}: {type(error).__name__}: {error}")
+                    if not isinstance(error, urllib.error.HTTPError | smtplib.SMTPResponseException):
+                        silent.add(target)
         if failures:
             self._store.alerts.not_sent(row, "; ".join(failures), " ".join(sorted(took)))
         else:
@@ -197,12 +203,14 @@ def alerts(
 ) -> list[ShownAlert]:
     """Return open and closed alerts, newest first.
 
-    A command that starts the aggregator again may name paths of keys: a viewer, who does not start it, gets none.
+    A command that starts the aggregator again may name paths of keys, and the failure of a message its target: a
+    viewer, who changes neither, gets none.
     """
     found = [ShownAlert(**asdict(row)) for row in store.alerts.all(limit)]
     if visitor(request).person.role == ROLES[0]:
         for one in found:
             one.hint = STARTED_BY if one.kind in STARTS_AGAIN else one.hint
+            one.failure = one.failure and "an operator sees why"
     return found
 
 

@@ -135,6 +135,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app = DescribedApp(
         title="Thinwire", version=thinwire.__version__, lifespan=lifespan,
         docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json",
+        redirect_slashes=False,  # it would redirect to an address without the prefix of a proxy
     )  # fmt: skip
     for router in ROUTERS:  # `include_router` would analyse each route again for each application, which takes 0.05 s
         app.router.routes.extend(router.routes)

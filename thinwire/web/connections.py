@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from thinwire.core.net import neighbourhood
 from thinwire.web.problems import problem
 
 REQUEST_S = 10.0  # until a request is complete: a browser on a slow tunnel sends its 64 kB in less
@@ -45,27 +46,30 @@ def allow_time(scope: Scope) -> None:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a time limit for each request; above `MAX_STRANGERS` the oldest stranger is closed.
+    """uvicorn's protocol with a time limit for each request; above `MAX_STRANGERS` a stranger is closed.
 
     A stranger is a connection without an accepted session, whatever it does: it may be silent, stop inside a request,
-    or never read its response.
+    or never read its response. The oldest one of the neighbourhood with the most strangers is closed, so that one host
+    that opens many keeps out only itself. Behind a proxy all strangers are of one neighbourhood.
 
     Invariant: connections with a session are never closed for a stranger, and a new connection always finds a place.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.known, self.number = False, next(_numbers)
+        self.known, self.number, self.near = False, next(_numbers), ""
         self._late: asyncio.TimerHandle | None = None
         self._in_header, self._header_bytes, self._is_upload = False, 0, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Start the time limit, and close the oldest stranger if there are too many."""
+        """Start the time limit, and close a stranger if there are too many."""
         super().connection_made(transport)
+        self.near = neighbourhood(self.client[0]) if self.client else ""
         self._expect()
         strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.known]
         if len(strangers) > MAX_STRANGERS:
-            oldest = min(strangers, key=lambda one: one.number)
+            of = Counter(one.near for one in strangers)
+            oldest = min(strangers, key=lambda one: (-of[one.near], one.number))
             self.connections.discard(oldest)  # now: the next connection may arrive before this loss is reported
             oldest.transport.abort()
 
@@ -103,6 +107,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._whole()
         self._is_upload = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """End the time of an upload: what follows the answer to a refused one has the time limit of a request."""
+        self._is_upload = False
+        super().on_response_complete()
 
     def _wait(self) -> None:
         """Set no time limit for this request."""

@@ -16,7 +16,7 @@ from thinwire.core.invitation import InviteAddress
 from thinwire.store import Store
 from thinwire.web import device_queries as say
 from thinwire.web import device_schemas as models
-from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
+from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.device_health import Span
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import PROBLEMS
@@ -52,10 +52,10 @@ class NewInvitations(Body):
 
 @router.get("/devices")
 def devices_page(
-    devices: DevicesDep, request: Request, response: Response, first: First = 0, count: Listed = MAX_LISTED
+    devices: DevicesDep, response: Response, first: First = 0, count: Listed = MAX_LISTED
 ) -> list[models.Device]:
     """Return a page of the devices, by name. The header `Link` names the next page, if there is one."""
-    return page_of(devices.page(first, count + 1), first, count, request, response)
+    return page_of(devices.page(first, count + 1), first, count, response)
 
 
 @router.get("/devices.csv", response_class=Response, include_in_schema=False)
@@ -97,10 +97,11 @@ def tags(store: StoreDep, name: DeviceName, wanted: Tags, who: Who) -> models.Ta
 
 @router.post("/devices/{name}/approve")
 def approve(
-    store: StoreDep, settings: SettingsDep, name: DeviceName, compared: models.ShownFingerprint, who: Who
+    request: Request, store: StoreDep, settings: SettingsDep, name: DeviceName, compared: models.ShownFingerprint
 ) -> models.Decided:  # fmt: skip
-    """Approve the device; this takes effect at its next request."""
-    store.roster.approve(name, who, compared.fingerprint)
+    """Approve the device; this takes effect at its next request. An admin alone approves a revoked device again."""
+    person = visitor(request).person
+    store.roster.approve(name, person.who, compared.fingerprint, may_restore=person.role == "admin")
     said = say.approved(name, aggregator(settings.lock)[0])
     return models.Decided(device=name, standing="approved", sentence=said)
 

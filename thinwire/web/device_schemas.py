@@ -156,7 +156,7 @@ class ListedInvitation(Answer):
 
 
 class RefusedRequest(Answer):
-    """A refusal by the device API: `why` is for the operator, `told` is all that the outside received."""
+    """A refusal by the device API: `why` is for users of the dashboard, `told` is all that the sender received."""
 
     at: float
     kind: str

@@ -114,19 +114,22 @@ class LoginFlow:
         return login_page(self._settings.home_option, said, status, name)
 
     async def by_link(self, request: Request, code: str, after: str) -> Response:
-        """Log in with the code of a link; a link that is opened again goes on with the session that it began."""
-        token = session_token(request.headers, self._settings)
-        person = await run_in_threadpool(self._store.logins.person, token)
+        """Log in with the code of a link, which uses it up; a link that is opened again goes on with its session."""
+        token = await run_in_threadpool(self._store.logins.redeem, code[:64])
+        if token is not None:
+            return await self._enter(request, token, after)
+        before = session_token(request.headers, self._settings)
+        person = await run_in_threadpool(self._store.logins.person, before)
         if person is not None and person.user == MACHINE:
             return _go_on(after)
-        return await self.by_code(request, code, after)
+        return self._no_code()
 
     async def by_code(self, request: Request, code: str, after: str) -> Response:
         """Log in with a one-time code."""
         token = await run_in_threadpool(self._store.logins.redeem, code[:64])
         if token is not None:
             return await self._enter(request, token, after)
-        return self._failed(self.form("That code is not valid: each works once, for ten minutes.", 401), MACHINE)
+        return self._no_code()
 
     async def by_password(self, request: Request, name: str, password: str, after: str) -> Response:
         """Log in with name and password; what was typed as the name stays in the form."""
@@ -139,6 +142,9 @@ class LoginFlow:
         if token is None:
             return self._failed(self.form("Name or password is wrong.", 401, name), name)
         return await self._enter(request, token, after)
+
+    def _no_code(self) -> Response:
+        return self._failed(self.form("That code is not valid: each works once, for ten minutes.", 401), MACHINE)
 
     def _failed(self, answer: Response, name: str) -> Response:
         """Have the failure recorded after the answer is sent, so that its time does not tell who exists."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -15,12 +16,12 @@ from typing import Annotated, Any, Final, TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import Field
 
 from thinwire.core.errors import PlanError, Refused, Unreachable
 from thinwire.core.formatting import counted
-from thinwire.core.owner_file import AggregatorFile, aggregator_file
+from thinwire.core.owner_file import AggregatorFile
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_errors import Problem
 from thinwire.core.plan_names import UPLOAD, named_model, upload_id
@@ -28,16 +29,17 @@ from thinwire.core.secure_numbers import fewest_devices
 from thinwire.reports.plan_check import Estimate, PlanCheck, check_text, check_values, estimate
 from thinwire.store import DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
-from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state
+from thinwire.web.access import API, SettingsDep, StoreDep, from_state, visitor
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.schemas import Answer, Body, LeftCommand
-from thinwire.web.settings import may_serve
+from thinwire.web.settings import may_serve, owner_file
 from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
 MAX_PROBLEMS: Final = 100  # in one answer
 AT_ONCE: Final = 2  # checks; one takes up to a second of a core, and pages are served by the same process
 AT_MOST: Final = 20  # checks that run or wait: the last one waits about ten seconds
+OF_ONE: Final = 4  # of them for one user, tokens included: nobody takes the turns of all others
 Found = TypeVar("Found")
 AGAIN: Final = "upload it again, or run:ID@0"
 
@@ -91,27 +93,28 @@ class Planning:
 
     def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._home = store, lock.parent.parent if lock else None
-        self._uploads, self._turns, self._taken = Uploads(lock), anyio.CapacityLimiter(AT_ONCE), 0
+        self._uploads, self._turns, self._taken = Uploads(lock), anyio.CapacityLimiter(AT_ONCE), Counter[str]()
         self._known: tuple[float, str, KnownTask | None, list[DeviceInfo], list[MeasureRow]] | None = None
 
     @property
     def owner_file(self) -> AggregatorFile:
         """Return what `aggregator.toml` says; the defaults if the dashboard has no state directory to look at."""
-        return aggregator_file(self._home) if self._home else AggregatorFile()
+        return owner_file(self._home) if self._home else AggregatorFile()
 
-    async def in_turn(self, work: Callable[[], Found]) -> Found:
+    async def in_turn(self, user: str, work: Callable[[], Found]) -> Found:
         """Return what `work` returns, in a thread; `AT_ONCE` run at a time, and the others wait without one.
 
-        Raise `Unreachable` if `AT_MOST` run or wait already.
+        Raise `Unreachable` if `AT_MOST` run or wait already, or `OF_ONE` of this user.
         """
-        if self._taken >= AT_MOST:
-            why = f"the dashboard checks {AT_ONCE} at a time, and {AT_MOST - AT_ONCE} wait"
+        why = f"the dashboard checks {AT_ONCE} at a time, and {AT_MOST - AT_ONCE} wait"
+        if (is_one := self._taken[user] >= OF_ONE) or self._taken.total() >= AT_MOST:
+            why = f"at most {OF_ONE} of a user run or wait" if is_one else why
             raise Unreachable("too many plans are being checked", why, "the same again in ten seconds")
-        self._taken += 1
+        self._taken[user] += 1
         try:
             return await run_sync(work, limiter=self._turns)
         finally:
-            self._taken -= 1
+            self._taken -= Counter((user,))  # which drops a user without any
 
     def check(self, given: Given) -> PlanChecked:
         """Return every problem of a plan at its key, and what it would cost if it has none."""
@@ -224,14 +227,18 @@ def tasks(store: StoreDep) -> KnownTasks:
 
 
 @router.post("/plans/check")
-async def check(planning: PlanningDep, given: Given) -> PlanChecked:
+async def check(request: Request, planning: PlanningDep, given: Given) -> PlanChecked:
     """Check a plan, given as TOML or as values, without side effects."""
-    return await planning.in_turn(partial(planning.check, given))
+    return await planning.in_turn(visitor(request).person.user, partial(planning.check, given))
 
 
 @router.post("/runs", status_code=202)
-async def start_run(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> LeftCommand:
+async def start_run(
+    request: Request, settings: SettingsDep, planning: PlanningDep, new: NewRun
+) -> LeftCommand:  # fmt: skip
     """Command a run of a plan; the aggregator makes it, and `/commands/{number}` tells its id or the refusal."""
     if not may_serve(settings.lock):
         raise Refused("no aggregator is running", "it makes the runs and drives them", settings.start_command)
-    return LeftCommand(command=await planning.in_turn(partial(planning.leave_start, new.plan, who)))
+    person = visitor(request).person
+    leave = partial(planning.leave_start, new.plan, person.who)
+    return LeftCommand(command=await planning.in_turn(person.user, leave))

@@ -169,11 +169,9 @@ def service(store: StoreDep, settings: SettingsDep) -> schemas.Service:
 
 
 @router.get("/runs")
-def runs(
-    reader: ReaderDep, request: Request, response: Response, first: First = 0, count: Count = 1000
-) -> list[schemas.Run]:
+def runs(reader: ReaderDep, response: Response, first: First = 0, count: Count = 1000) -> list[schemas.Run]:
     """Return a page of the runs that are not archived, latest first. The header `Link` names the next page, if any."""
-    return page_of(reader.runs(first, count + 1), first, count, request, response)
+    return page_of(reader.runs(first, count + 1), first, count, response)
 
 
 @router.get("/groups")
@@ -215,12 +213,10 @@ async def news(request: Request, live: LiveDep) -> Response:
 
 
 @router.get("/runs/{run_id}/rounds")
-def rounds(
-    reader: ReaderDep, run_id: RunId, request: Request, response: Response, first: Since = 1
-) -> list[round_schemas.Round]:
+def rounds(reader: ReaderDep, run_id: RunId, response: Response, first: Since = 1) -> list[round_schemas.Round]:
     """Return the rounds of a run from a number on: at most 1000. The header `Link` names the next page, if any."""
     found, after = reader.rounds(run_id, first)
-    response.headers.update(_next(request, after))
+    response.headers.update(_next(after))
     return found
 
 
@@ -255,30 +251,33 @@ def one_round(reader: ReaderDep, run_id: RunId, number: Number) -> Response:
 
 @router.get("/runs/{run_id}/updates")
 def updates(
-    reader: ReaderDep, run_id: RunId, request: Request, response: Response, number: OfRound = None, first: Since = 1
+    reader: ReaderDep, run_id: RunId, response: Response, number: OfRound = None, first: Since = 1
 ) -> list[round_schemas.Update]:
     """Return the updates of one round, or of the rounds of a run from a number on: at most 5000 of whole rounds.
 
     The header `Link` names the next page, if there is one.
     """
     found, after = reader.updates(run_id, number, first)
-    response.headers.update(_next(request, after))
+    response.headers.update(_next(after))
     return found
 
 
 Row = TypeVar("Row")
 
 
-def page_of(found: list[Row], first: int, count: int, request: Request, response: Response) -> list[Row]:
+def page_of(found: list[Row], first: int, count: int, response: Response) -> list[Row]:
     """Return `count` rows of `found`, which has one more if there is a next page; the header `Link` names that page."""
     if len(found) > count:
-        response.headers["Link"] = f'<{request.url.path}?first={first + count}&count={count}>; rel="next"'
+        response.headers["Link"] = f'<?first={first + count}&count={count}>; rel="next"'
     return found[:count]
 
 
-def _next(request: Request, after: int) -> dict[str, str]:
-    """Return the header that names the next page, with the rounds from `after` on; none for 0."""
-    return {"Link": f'<{request.url.path}?from={after}>; rel="next"'} if after else {}
+def _next(after: int) -> dict[str, str]:
+    """Return the header that names the next page, with the rounds from `after` on; none for 0.
+
+    The address is relative to that of the page (RFC 3986, section 5.2), so that any prefix of a proxy works.
+    """
+    return {"Link": f'<?from={after}>; rel="next"'} if after else {}
 
 
 def _once(found: BaseModel) -> Response:
@@ -297,14 +296,12 @@ def rounds_csv(reader: ReaderDep, run_id: RunId) -> Response:
 
 
 @router.get("/runs/{run_id}/updates.csv", response_class=Response, include_in_schema=False)
-def updates_csv(
-    reader: ReaderDep, run_id: RunId, request: Request, number: OfRound = None, first: Since = 1
-) -> Response:
+def updates_csv(reader: ReaderDep, run_id: RunId, number: OfRound = None, first: Since = 1) -> Response:
     """Return the updates of one round, or of the rounds of a run from a number on, as `updates` does."""
     name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
     found, after = reader.updates(run_id, number, first)
     response = as_csv(found, round_schemas.Update, name)
-    response.headers.update(_next(request, after))
+    response.headers.update(_next(after))
     return response
 
 

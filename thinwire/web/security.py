@@ -21,18 +21,19 @@ import re
 import time
 from collections.abc import Mapping
 from functools import cache, partial
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, get_args
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import ENDED, RunStatus
+from thinwire.core.net import is_same_address
 from thinwire.reports.reason_text import OUTCOME_TEXTS
 from thinwire.store import MACHINE, ROLES, Person, Store
 from thinwire.web.access import RECENT_S, VISITOR, Access, Match, Visitor
@@ -195,18 +196,24 @@ def forwarded(scope: Scope, headers: Headers, settings: Settings) -> tuple[bool,
     Headers of a proxy count if the connection comes from its address, and from nobody else.
     """
     secure, host = settings.tls, headers.get("host", "")
-    if settings.proxy and (scope.get("client") or ("",))[0] == settings.proxy:
-        secure = secure or headers.get("x-forwarded-proto", "").split(",")[0].strip().lower() == "https"
-        host = headers.get("x-forwarded-host", host)
+    if settings.proxy and is_same_address((scope.get("client") or ("",))[0], settings.proxy):
+        schemes = ",".join(headers.getlist("x-forwarded-proto")).lower().split(",")
+        secure = secure or "https" in map(str.strip, schemes)  # who adds it alone gets stricter rules for it
+        host = _by_proxy(headers, "x-forwarded-host", host)
     return secure, host
 
 
 def client_address(request: Request, settings: Settings) -> str:
     """Return the address of the browser: behind a proxy the one that the proxy itself added to X-Forwarded-For."""
     address = request.client.host if request.client else ""
-    if settings.proxy and address == settings.proxy:
-        return request.headers.get("x-forwarded-for", address).rpartition(",")[2].strip()[:64]
+    if settings.proxy and is_same_address(address, settings.proxy):
+        return _by_proxy(request.headers, "x-forwarded-for", address)[:64]
     return address
+
+
+def _by_proxy(headers: Headers, name: str, otherwise: str) -> str:
+    """Return the last value of a header, which the proxy added; who sent the request chose those before it."""
+    return (headers.getlist(name) or [otherwise])[-1].rpartition(",")[2].strip()
 
 
 def is_secure(request: Request) -> bool:
@@ -221,12 +228,8 @@ def bearer_token(headers: Headers) -> str | None:
 
 
 def session_token(headers: Headers, settings: Settings) -> str:
-    """Return the session from the cookie; "" without one."""
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(settings.cookie)
-    except CookieError:
-        return ""
-    return found.value if found else ""
+    """Return the session from the cookie; "" without one. Cookies of other programs on this host change nothing."""
+    return cookie_parser("; ".join(headers.getlist("cookie"))).get(settings.cookie, "")
 
 
 def login_first(path: str) -> Response:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from thinwire.core.clock import is_starting
-from thinwire.core.errors import UsageError
+from thinwire.core.errors import PlanError, Unreachable, UsageError
 from thinwire.core.net import host_port, is_loopback
+from thinwire.core.owner_file import AggregatorFile, aggregator_file
 from thinwire.core.start_options import reachable_command, start_command
 from thinwire.core.statedir import AggregatorHome, default_home, living_holder
 
@@ -126,3 +127,12 @@ def aggregator(lock: Path | None) -> tuple[State, dict[str, Any]]:
         return "unknown", {}
     found = living_holder(lock)
     return ("gone", {}) if found is None or is_starting(found) else ("running", found)
+
+
+def owner_file(home: Path) -> AggregatorFile:
+    """Return what `aggregator.toml` says; raise `Unreachable` if it is not valid, without what the file has."""
+    try:
+        return aggregator_file(home)
+    except PlanError as error:
+        why = "someone may be editing it; on its machine the command shows what is wrong"
+        raise Unreachable("aggregator.toml is not valid now", why, "thinwire aggregator config") from error

@@ -23,13 +23,13 @@ from starlette.requests import ClientDisconnect
 
 from thinwire.core.disk_reserve import require_space
 from thinwire.core.errors import PlanError, Refused
-from thinwire.core.owner_file import aggregator_file
 from thinwire.core.plan_names import UPLOAD
 from thinwire.core.statedir import AggregatorHome, disk_error, private_folder
 from thinwire.core.tensor_header import LENGTH_BYTES, StoredTensor, header_length, read_header
 from thinwire.web.access import API, from_state
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.schemas import Answer
+from thinwire.web.settings import owner_file
 
 NAME_BYTES: Final = 16
 UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was started with is removed
@@ -59,7 +59,7 @@ class Uploaded(Answer):
 
 def limit_bytes(lock: Path | None) -> int:
     """Return how large an upload may be; 0 if `aggregator.toml` allows none, or nothing says where it is."""
-    return 0 if lock is None else aggregator_file(lock.parent.parent).max_upload_mb * 10**6
+    return 0 if lock is None else owner_file(lock.parent.parent).max_upload_mb * 10**6
 
 
 def remove_unused(folder: Path, now: float) -> None:

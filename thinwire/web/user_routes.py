@@ -156,7 +156,7 @@ def session(request: Request) -> Session:
 async def confirm(
     request: Request, store: StoreDep, settings: SettingsDep, checks: ChecksDep, given: Confirmed
 ) -> Session | Response:  # fmt: skip
-    """Give the password again, or a fresh code."""
+    """Give the password again, or a fresh code; a wrong one is in the audit log as a refused login."""
     person, token = visitor(request).person, session_token(request.headers, settings)
     if person.user == MACHINE:
         done: bool | None = await run_in_threadpool(store.logins.confirm, token, given.code)
@@ -167,6 +167,7 @@ async def confirm(
         except TooMany as error:
             return problem(429, error.what, error.why, with_home(error.hint, settings.home_option))
     if not done:
+        await run_in_threadpool(store.users.note_refused, person.user)
         what = "code is not valid" if person.user == MACHINE else "password is wrong"
         return problem(403, f"this {what}", hint="once more")
     return _session(request, time.time())
@@ -187,6 +188,7 @@ async def change_password(
     except TooMany as error:
         return problem(429, error.what, error.why, with_home(error.hint, settings.home_option))
     if token is None:
+        await run_in_threadpool(store.users.note_refused, name)
         return problem(403, "this is not your present password", hint="once more")
     answer = JSONResponse({"sentence": "Your password is changed. Your other sessions have ended."})
     set_session(request, answer, settings, token)
@@ -208,9 +210,16 @@ def add_user(store: StoreDep, given: NewUser, who: Who) -> Done:
 
 @router.post("/users/{user}/{change}")
 def change_user(
-    store: StoreDep, user: UserName, change: Literal["role", "reset", "disable", "enable"], given: Change, who: Who
+    store: StoreDep, user: UserName, change: Literal["role", "reset", "disable", "enable", "logout"], given: Change,
+    who: Who,
 ) -> Done:  # fmt: skip
-    """Change another user: `role`, `reset` (the password), `disable` or `enable`. The user's sessions end."""
+    """Change another user: `role`, `reset` (the password), `disable` or `enable`. The user's sessions end.
+
+    `logout` ends them alone, also one's own, and those by code of `machine`.
+    """
+    if change == "logout":
+        store.users.log_out(user, who)
+        return Done(sentence=f"All sessions of {user} have ended.")
     if user == who:
         raise Refused("nobody changes this for oneself", "an admin could lock the others out", "another admin")
     if change == "role":

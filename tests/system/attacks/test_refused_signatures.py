@@ -55,7 +55,7 @@ def forged(caller: Caller, path: str, body: bytes = BODY) -> dict[str, str]:
 
 def raw(path: str, headers: dict[str, str], body: bytes = BODY) -> bytes:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def line_to(here: Place) -> socket.socket:

@@ -67,6 +67,16 @@ def enable(name: UserName, home: Home = None) -> None:
     console.line(f"{name} may log in again")
 
 
+@users.command()
+def logout(name: UserName, home: Home = None) -> None:
+    """End all sessions of a user; `machine` has those that began with a code."""
+    from thinwire.cli.local_state import open_store, operator
+
+    with open_store(home, read_only=False) as store:
+        store.users.log_out(name, operator())
+    console.line(f"the sessions of {name} have ended")
+
+
 @users.command(name="list")
 def list_users(json: Json = False, home: Home = None) -> None:
     """List the users of the dashboard, with their roles."""

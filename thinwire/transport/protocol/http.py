@@ -185,7 +185,7 @@ class ApiError(Exception):
     The statuses, and no others, are:
 
     - 401: signature, clock, replay, hello, unknown;
-    - 403: pending, revoked, device, invitation, protocol;
+    - 403: pending, revoked, device, invitation, protocol, browser;
     - 404;
     - 409: offset, writer, name, process, state-lost, protocol, ledger;
     - 412, 413, 429 and 503.

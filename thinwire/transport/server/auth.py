@@ -1,8 +1,9 @@
 """Authentication of requests at the device API.
 
 `RequestAuthenticator` judges a request by its line and headers alone, before a request object exists or its body is
-read. It does so in this order: path, length, key, time, signature, row of the device, and last the nonce. A nonce is
-spent only by a request that is admitted. `RequestAuthenticator` does no I/O except that it reads the roster.
+read. It does so in this order: path, on plain HTTP the browser's headers, length, key, time, signature, row of the
+device, and last the nonce. A nonce is spent only by a request that is admitted. `RequestAuthenticator` does no I/O
+except that it reads the roster.
 
 `ReplayGuard` refuses replays. `Guests` describes the app behind the device API to which requests of stock Flower nodes
 are forwarded.
@@ -33,7 +34,7 @@ def require_no_browser(headers: Mapping[bytes, bytes]) -> ApiError | None:
 
     It guards an address that only programs of this machine may call, but that a browser on the machine can reach too. A
     page whose name is rebound to this address sends that name as Host. With each POST a browser sends Origin or
-    Sec-Fetch-Site, which name its sender (Fetch standard, section 3.2). Flower's programs send neither.
+    Sec-Fetch-Site, which name its sender (Fetch standard, section 3.2). Programs send neither.
     """
     if LOOPBACK.fullmatch(headers.get(b"host", b"")) and not headers.keys() & {b"origin", b"sec-fetch-site"}:
         return None
@@ -118,6 +119,8 @@ class RequestAuthenticator:
             return self._guest(header, self._guests)
         if at is None or (self._private and at.route.name in ("ca", "join")):
             raise unknown_path()
+        if self._private and (refusal := require_no_browser(header.headers)) is not None:
+            raise refusal  # a page would enroll a device, since any key may
         length = _length(header, at.route)
         if at.route.who == "anyone":
             return AuthenticatedRequest(at, length)

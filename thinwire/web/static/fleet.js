@@ -153,7 +153,7 @@ const Out = ({ devices, decide }) => html`
     { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
     { title: "Why", cell: (d) => d.sentence },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
-    ...(may("operator") ? [{ title: html`<span class="unseen">Approve</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Approve again: ${d.device}`} onClick=${() => decide("approve", d)}>Approve again…</button>` }] : []),
+    ...(may("admin") ? [{ title: html`<span class="unseen">Approve</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Approve again: ${d.device}`} onClick=${() => decide("approve", d)}>Approve again…</button>` }] : []),
   ]} />
     </details>
   <//>`;

@@ -143,7 +143,7 @@ def test_where_no_copy_can_be_made_nothing_is_upgraded(
     monkeypatch.setattr(schema, "_back_up", full)
     with pytest.raises(DataLost, match="before-") as failed:
         Store.open(path, upgrade=True)
-    assert failed.value.exit_code == 8
+    assert failed.value.exit_code == 1
     assert at_revision(str(path)) == (FIRST, ["of before"])
     assert copies(tmp_path) == []
 

@@ -116,7 +116,7 @@ class StoredRoster:
             if state == "revoked" and not may_restore:
                 raise Refused(
                     f"{name} was revoked", why="an admin approves a revoked device again",
-                    hint=f"ask an admin, or on the aggregator's machine: thinwire devices approve {name}",
+                    hint=f"an admin, or on the aggregator's machine: thinwire devices approve {name}",
                 )  # fmt: skip
             key = self._set(connection, name, "approved", "approve", who, fingerprint)
             by_loopback = update(Device).where(Device.c.name == name, Device.c.how == "loopback")

@@ -275,7 +275,7 @@ def page_of(found: list[Row], first: int, count: int, response: Response) -> lis
 def _next(after: int) -> dict[str, str]:
     """Return the header that names the next page, with the rounds from `after` on; none for 0.
 
-    The address is relative to that of the page (RFC 3986, section 5.2), so that any prefix of a proxy works.
+    The address is relative to that of the request (RFC 3986, section 5.2), so that any prefix of a proxy works.
     """
     return {"Link": f'<?from={after}>; rel="next"'} if after else {}
 

@@ -22,7 +22,7 @@ from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
-from thinwire.core.types import PHASES
+from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import identity_of, simulated_key
 from thinwire.server.context import RunCommands
 from thinwire.server.model_store import Versions
@@ -74,6 +74,14 @@ class World(crashes.World):
         drive(
             run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, commands=RunCommands(self._alive)
         )
+
+
+class Leaving(World):
+    """In each round a device fails right after its message of another phase, when the phase is still open."""
+
+    def behavior_of(self, name: str):  # a Script
+        last: dict[int, Phase] = {1: "advertise", 2: "share", 3: "agree"}
+        return lambda assignment: SecureBehavior(fails_after=last.get(assignment.round) if name == "b" else None)
 
 
 undisturbed = undisturbed_once(World)
@@ -194,6 +202,32 @@ def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, sh
         assert not (again.folder / "secure").exists(), where
 
     killed(World, tmp_path, places, check, slice(share, None, SHARES), writers=True)
+
+
+@pytest.fixture(name="leaving", scope="module")
+def whole_of_leaving(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return Leaving(tmp_path_factory.mktemp("leaving"), Fate()).live()
+
+
+@pytest.mark.parametrize(
+    ("number", "phase"), [(1, "share"), (1, "masked"), (1, "unmask"), (2, "masked"), (2, "agree"), (3, "unmask")]
+)
+def test_a_device_that_fails_after_its_message_is_in_that_phase_also_after_a_crash(
+    leaving: Outcome, tmp_path: Path, number: int, phase: str
+) -> None:
+    """Otherwise the clients get another roster than before the crash, or their signatures are refused."""
+    request, killed_in = SecureRoundRunner._request, list[str]()
+
+    def killed_at(self: SecureRoundRunner, requests: Mapping[str, bytes]) -> None:
+        if (self.opened.round, self.machine.secure.phase) == (number, phase) and not killed_in:
+            killed_in.append(phase)
+            raise Killed(phase)
+        request(self, requests)
+
+    with patch.object(SecureRoundRunner, "_request", killed_at):
+        made = Leaving(tmp_path, Fate()).live()
+    assert killed_in
+    assert made.same() == leaving.same()
 
 
 @pytest.mark.parametrize("phase", ["share", "masked", "agree", "unmask"])

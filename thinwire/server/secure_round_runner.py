@@ -188,14 +188,15 @@ class SecureRoundRunner(RoundRunner):
         """Make the messages of a closed phase durable, and return its event."""
         running, machine = self.running, self.machine
         messages, self._messages = self._messages, {}
+        dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
         if phase == "masked":
             received = {device: self.headers[update].payload_bytes for device, update in machine.vectors.items()}
         else:
-            messages = {device: message for device, message in messages.items() if device not in machine.lost}
+            # The message of a device that left after it is one of those with which the phase was closed.
+            messages = {device: message for device, message in messages.items() if device not in dropped}
             received = {device: len(message) for device, message in messages.items()}
         reason = machine.masked_close_reason if phase == "masked" else ""
         digest = self._files.write(phase, messages) if phase in STORED_PHASES else ""
-        dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
         elapsed_s = running.elapsed - machine.config.opened_s
         now, number = running.clock.wall(), self.opened.round
         return PhaseClosed(now, number, phase, elapsed_s, received, dropped, reason, digest)

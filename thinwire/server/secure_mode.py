@@ -282,7 +282,10 @@ class SecureRoundMachine(RoundMachine):
                 return self._message(device, phase, message)
             case PhaseEnded(reason):
                 self.masked_close_reason = cast(CloseReason, reason) if reason else self.masked_close_reason
-                self.requests = self.secure.close()
+                try:
+                    self.requests = self.secure.close()
+                except (TooFew, Aborted) as error:  # its stored messages are not those with which it was closed
+                    self._end_without_sum("aborted", f"a closed phase cannot be replayed: {error}")
                 return []
             case MasksRemoved(error):
                 if error:

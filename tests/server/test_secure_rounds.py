@@ -19,6 +19,7 @@ from tests.support.explained import whys
 from tests.support.secure_fleet import SecureBehavior, SecureDevice, SecureFleet, toy_plan
 from thinwire.aggregation.plan_codecs import LATTICE
 from thinwire.core import RunPlan, VirtualClock
+from thinwire.core.errors import ThinwireError
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
@@ -191,6 +192,16 @@ def test_a_start_deletes_the_messages_of_runs_that_are_over_and_of_no_other(tmp_
         serve(fleet, store, home, ending=ending)
     assert not home.messages("toy-1").exists()
     assert home.messages(waiting).exists()
+
+
+def test_an_aggregator_without_ml_kem_takes_no_plan_that_needs_it(tmp_path: Path) -> None:
+    plan, home = RunPlan.parse(toy_plan("post_quantum = true")), AggregatorHome.under(tmp_path)
+    params, nothing = np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32)
+    first = FirstModel(LAYOUT, task_report(plan, LAYOUT), params, nothing)
+    with Store.open(home.database) as store, patch("thinwire.privacy.keys.has_ml_kem", return_value=False):
+        with pytest.raises(ThinwireError, match="ML-KEM-768, which this machine does not have"):
+            submit(store, home, plan, first)
+        assert store.runs() == []
 
 
 @pytest.mark.parametrize("share", range(SHARES))

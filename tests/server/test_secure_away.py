@@ -198,4 +198,4 @@ def test_a_phase_that_cannot_be_replayed_ends_the_round_and_not_the_run() -> Non
     again = story.restarted([*story.told[:2], (PhaseEnded(), 1.0), *story.told[2:]])
     assert again.machine.closed is not None
     assert (again.machine.closed.reason, again.machine.closed.aggregated) == ("aborted", ())
-    assert again.machine.closed.detail.startswith("a closed phase cannot be replayed: 2 clients advertised keys")
+    assert again.machine.closed.detail.startswith("the replay of a closed phase failed: 2 clients advertised keys")

@@ -70,9 +70,8 @@ NO_MESSAGE = "no message in time for the phase"
 class SecureMode(RoundMode):
     """Rounds with secure aggregation: one round is open, whose clients are selected when it opens.
 
-    Its roster is fixed when the phase `share` opens.
-
-    All clients of a round get the same `SecureWork`, which follows from the journal alone.
+    Its roster is fixed when the phase `share` opens. All clients of a round get the same `SecureWork`, which follows
+    from the journal alone.
     """
 
     replaces = False  # a client that is selected later would have no shares of the others
@@ -285,7 +284,7 @@ class SecureRoundMachine(RoundMachine):
                 try:
                     self.requests = self.secure.close()
                 except (TooFew, Aborted) as error:  # its stored messages are not those with which it was closed
-                    self._end_without_sum("aborted", f"a closed phase cannot be replayed: {error}")
+                    self._end_without_sum("aborted", f"the replay of a closed phase failed: {error}")
                 return []
             case MasksRemoved(error):
                 if error:

@@ -51,7 +51,9 @@ CLOSING = {
     "stopped": "a person stopped the run. No step is made.",
     "aborted": "the masks of a round with secure aggregation do not cancel: a client dealt wrong shares, a vector is "
     "damaged, or a survivor was revoked. Or the round of a private run was open in a restored backup, so the privacy "
-    "ledger has no reservation for it. No step is made, and nothing is revealed.",
+    "ledger has no reservation for it. No step is made. If the round ended before `unmask`, nothing is revealed; after "
+    "that, assume that the aggregator has the sum. After `[cohort] retry_limit` such rounds in a row the run fails "
+    "with exit code 6.",
 }
 
 FAILURES = {

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.secure_clients import SecureClients, changed_of, message_of, name_of
+from tests.support.secure_clients import SecureClients, changed_of, failure_of, message_of, name_of
 from tests.support.small_task import RUN
+from thinwire.client.policy import Policy
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader, assignment_id_of
 from thinwire.privacy.messages import Advertisement, Disclosure, Roster
 
@@ -166,3 +167,29 @@ def test_an_aggregator_that_claims_to_have_seen_more_gets_no_second_vector_of_a_
         assert (reply[0].kind, reply[0].text) == ("failed", "order")
     clients.open()
     assert len(clients.begun) == 4, "the next round is another one"
+
+
+def test_a_declined_assignment_of_another_run_of_this_name_gives_no_second_vector_of_a_round(tmp_path: Path) -> None:
+    clients = SecureClients(tmp_path, owner=Policy(secure="required"))
+    clients.open()
+    clients.run()
+    kept = clients.residual(ONE)
+    plan = clients.plan.to_json()
+    plan["secure"] = {**plan["secure"], "enabled": False}
+    clients.begin(ONE, assignment_id=f"clear.{ONE}", identity="another", plan=plan, secure=None)
+    assert failure_of(clients, ONE)[0] == "declined"
+    clients.begin(ONE, assignment_id=f"{RUN}.1+.{ONE}")
+    assert failure_of(clients, ONE) == ("failed", "order")
+    assert clients.residual(ONE) is kept
+
+
+def test_a_round_is_forgotten_with_its_run(tmp_path: Path) -> None:
+    """Otherwise a device would keep the secrets of each run whose aggregator went silent in a round."""
+    clients = SecureClients(tmp_path, owner=Policy(max_runs=1))
+    clients.open()
+    clients.run(until="masked")
+    rounds = clients.handlers[ONE].rounds
+    assert rounds.runs == {RUN}
+    other = clients.assignment(ONE, run="small-2", assignment_id="small-2.1.pi-00")
+    clients.handlers[ONE].begin(other, lambda: False, clients.said.append, send=lambda sent: None)
+    assert rounds.runs == {"small-2"}

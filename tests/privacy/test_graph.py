@@ -15,6 +15,7 @@ from thinwire.core.secure_numbers import share_of
 from thinwire.privacy.graph import (
     COMPLETE_UP_TO,
     LARGEST_COHORT,
+    LARGEST_COMPLETE,
     Parameters,
     find_graph,
     find_parameters,
@@ -194,3 +195,13 @@ def test_what_no_graph_withstands_is_refused():
 def test_auto_takes_the_complete_graph_where_no_other_meets_the_bounds():
     assert find_graph(140, 140, 0.49, 0.49, "curious").is_complete
     assert find_graph(1000, 899, 0.1, 0.1, "curious").is_complete
+
+
+@pytest.mark.parametrize(
+    ("adversary", "kind"), [("curious", "complete"), ("malicious", "auto"), ("malicious", "complete")]
+)
+def test_a_complete_graph_that_would_take_a_device_minutes_is_refused(adversary, kind):
+    """An aggregator could select so many clients that a device does nothing else for hours."""
+    assert find_graph(LARGEST_COMPLETE, LARGEST_COMPLETE, 0.1, 0.1, adversary, kind).is_complete
+    with pytest.raises(PlanError, match="a complete graph of 4097 clients"):
+        find_graph(LARGEST_COMPLETE + 1, LARGEST_COMPLETE + 1, 0.1, 0.1, adversary, kind)

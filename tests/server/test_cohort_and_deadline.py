@@ -90,6 +90,14 @@ def test_a_round_that_selects_fewer_than_a_step_needs_is_waited_with(begun: bool
     assert wait_reason(plan(wait_for=["a"], min_updates=2), ["a", "b"], {}, begun) is None
 
 
+def test_a_round_for_which_no_graph_exists_is_waited_for() -> None:
+    secure = 'enabled = true\ngraph = "k-regular"\nmax_corrupt = 0.4\nmax_dropout = 0.4'
+    given = RunPlan.parse(f'[run]\ntask = "t"\n[local]\nlr = 1\n[cohort]\nclients = "all"\n[secure]\n{secure}')
+    said = wait_reason(given, list("abcdefgh"), {})
+    assert said is not None
+    assert said.startswith("waiting: more devices (no k-regular graph of 8 clients withstands")
+
+
 @settings(deadline=None)
 @given(devices, st.integers(1, 6), st.sampled_from(["all", 2, 4, 0.5]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_whenever_nobody_is_waited_for_a_round_selects_as_many_as_a_step_needs(

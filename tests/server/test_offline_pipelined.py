@@ -122,7 +122,7 @@ def test_failing_rounds_still_end_a_run(tmp_path: Path) -> None:
 
     made = ahead(tmp_path, Fate(), plan("wait_for = 3\nretry_limit = 1"), failing).live()
     assert made.status == "failed"
-    assert made.of(RunStatusChanged)[-1].text.startswith("2 rounds in a row had too few replies")
+    assert made.of(RunStatusChanged)[-1].text.startswith("2 rounds in a row made no step")
 
 
 def test_who_answers_later_than_all_deadlines_is_selected_as_soon_as_it_has_answered(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_too_few_replies_fail_the_run_after_the_retries(tmp_path: Path) -> None:
     row = bench.drive()
     assert (row.status, row.exit_code, row.version) == ("failed", 6, 0)
     assert bench.reasons() == ["too-few"] * 3
+    assert "3 rounds in a row made no step" in row.status_text
 
 
 def test_a_target_ends_the_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateD
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, phase_id
-from thinwire.server.round_events import AggregationDone, AggregationRejected, DropUpdate
+from thinwire.server.round_events import AggregationDone, AggregationRejected, DropUpdate, PhaseEnded
 from thinwire.simulation.local_fleet import LocalLink
 from thinwire.store import FileSpool, Store
 
@@ -190,3 +190,12 @@ def test_a_vector_that_is_damaged_after_the_survivors_were_shown_ends_the_round(
     story.on(AggregationRejected(update_of(name_of(1)), "bad-payload", "cut"))
     assert (story.result.reason, story.result.aggregated) == ("aborted", ())
     assert sorted(story.result.dropped) == [update_of(name_of(i)) for i in range(5)]
+
+
+def test_a_phase_that_cannot_be_replayed_ends_the_round_and_not_the_run() -> None:
+    story = Story()
+    story.phase("advertise")
+    again = story.restarted([*story.told[:2], (PhaseEnded(), 1.0), *story.told[2:]])
+    assert again.machine.closed is not None
+    assert (again.machine.closed.reason, again.machine.closed.aggregated) == ("aborted", ())
+    assert again.machine.closed.detail.startswith("the replay of a closed phase failed: 2 clients advertised keys")

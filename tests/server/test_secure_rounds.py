@@ -19,10 +19,11 @@ from tests.support.explained import whys
 from tests.support.secure_fleet import SecureBehavior, SecureDevice, SecureFleet, toy_plan
 from thinwire.aggregation.plan_codecs import LATTICE
 from thinwire.core import RunPlan, VirtualClock
+from thinwire.core.errors import ThinwireError
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.run_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
-from thinwire.core.types import PHASES
+from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import identity_of, simulated_key
 from thinwire.server.context import RunCommands
 from thinwire.server.model_store import Versions
@@ -74,6 +75,14 @@ class World(crashes.World):
         drive(
             run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, commands=RunCommands(self._alive)
         )
+
+
+class Leaving(World):
+    """In each round a device fails right after its message of another phase, when the phase is still open."""
+
+    def behavior_of(self, name: str):  # a Script
+        last: dict[int, Phase] = {1: "advertise", 2: "share", 3: "agree"}
+        return lambda assignment: SecureBehavior(fails_after=last.get(assignment.round) if name == "b" else None)
 
 
 undisturbed = undisturbed_once(World)
@@ -185,6 +194,16 @@ def test_a_start_deletes_the_messages_of_runs_that_are_over_and_of_no_other(tmp_
     assert home.messages(waiting).exists()
 
 
+def test_an_aggregator_without_ml_kem_takes_no_plan_that_needs_it(tmp_path: Path) -> None:
+    plan, home = RunPlan.parse(toy_plan("post_quantum = true")), AggregatorHome.under(tmp_path)
+    params, nothing = np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32)
+    first = FirstModel(LAYOUT, task_report(plan, LAYOUT), params, nothing)
+    with Store.open(home.database) as store, patch("thinwire.privacy.keys.has_ml_kem", return_value=False):
+        with pytest.raises(ThinwireError, match="ML-KEM-768, which this machine does not have"):
+            submit(store, home, plan, first)
+        assert store.runs() == []
+
+
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
     made, places = undisturbed
@@ -194,6 +213,32 @@ def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, sh
         assert not (again.folder / "secure").exists(), where
 
     killed(World, tmp_path, places, check, slice(share, None, SHARES), writers=True)
+
+
+@pytest.fixture(name="leaving", scope="module")
+def whole_of_leaving(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return Leaving(tmp_path_factory.mktemp("leaving"), Fate()).live()
+
+
+@pytest.mark.parametrize(
+    ("number", "phase"), [(1, "share"), (1, "masked"), (1, "unmask"), (2, "masked"), (2, "agree"), (3, "unmask")]
+)
+def test_a_device_that_fails_after_its_message_is_in_that_phase_also_after_a_crash(
+    leaving: Outcome, tmp_path: Path, number: int, phase: str
+) -> None:
+    """Otherwise the clients get another roster than before the crash, or their signatures are refused."""
+    request, killed_in = SecureRoundRunner._request, list[str]()
+
+    def killed_at(self: SecureRoundRunner, requests: Mapping[str, bytes]) -> None:
+        if (self.opened.round, self.machine.secure.phase) == (number, phase) and not killed_in:
+            killed_in.append(phase)
+            raise Killed(phase)
+        request(self, requests)
+
+    with patch.object(SecureRoundRunner, "_request", killed_at):
+        made = Leaving(tmp_path, Fate()).live()
+    assert killed_in
+    assert made.same() == leaving.same()
 
 
 @pytest.mark.parametrize("phase", ["share", "masked", "agree", "unmask"])

@@ -23,9 +23,9 @@ PLAN = RunPlan.parse(
 HONEST = {"weight": 2, "fits": 1, "loss": ONE, "loss/count": 2}
 
 
-def summed(*clients: dict[str, int]) -> SecureAggregator:
+def summed(*clients: dict[str, int], plan: RunPlan = PLAN) -> SecureAggregator:
     """The sum of clients whose update is 0, with these scalars and without masks."""
-    made = SecureAggregator(PLAN, LAYOUT, SecureWork(4, 0, 1.0), "5e" * 16)
+    made = SecureAggregator(plan, LAYOUT, SecureWork(len(clients), 0, 1.0), "5e" * 16)
     for number, scalars in enumerate(clients):
         points = made.lattice.encode(np.zeros(LAYOUT.size, np.float32), 1, 0, Key(0), ScriptedRng(number))
         packed = np.empty(packed_size(made.terms.lanes, made.terms.width), np.uint8)
@@ -61,3 +61,17 @@ def test_one_client_can_claim_the_whole_weight_within_the_bounds() -> None:
     assert made.summed is not None
     assert made.summed.next_clip == 2.0
     assert made.metrics == {"eval/loss": (60.0, 24.0)}
+
+
+@pytest.mark.parametrize("clients", [3, 4, 6])
+def test_a_metric_of_one_or_two_clients_is_not_recorded_though_another_one_is_of_all(clients: int) -> None:
+    plan = RunPlan.parse(
+        toy_plan('metrics = { loss = 10.0, recall = 1.0, "train/loss" = 10.0 }', run='evaluate = "clients"')
+    )
+    of_all = {"weight": 1, "fits": 1, "loss": ONE, "loss/count": 1}
+    one = {"recall": ONE, "recall/count": 1, "train/loss": ONE, "train/loss/count": 1}
+    none = dict.fromkeys(one, 0)
+    made = summed(*({**of_all, **(one if number < 2 else none)} for number in range(clients)), plan=plan)
+    assert made.metrics == {"eval/loss": (10.0 * clients, float(clients))}
+    made = summed(*({**of_all, **(one if number < 3 else none)} for number in range(clients)), plan=plan)
+    assert set(made.metrics) == {"eval/loss", "eval/recall", "train/loss"}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.support.fleet_words import PATIENCE_S, Setting, answer, envelope, join, polled, pulled
+from thinwire.client.payload import parts_of
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader, phase_id
 
 
@@ -31,6 +34,13 @@ class PhaseLaws:
         assert polled(setting.fleet, PhaseReply).assignment_id == share
         assert link.answer(PhaseReply(agree, "c2lnbmVk"), 0.1) is None
         assert polled(setting.fleet, PhaseReply).assignment_id == agree
+
+    def test_a_request_without_a_byte_is_read_as_empty(self, setting: Setting, tmp_path: Path) -> None:
+        """So an aggregator that was restarted requests an advertisement again."""
+        link = join(setting, "pi-1")
+        setting.fleet.send([envelope("pi-1", phase_id("digits-1.3.pi-1", "advertise"), tmp_path, b"")])
+        delivery = pulled(link)
+        assert [len(request) for _, request in parts_of(delivery.bundle, delivery.assignment.parts)] == [0]
 
     def test_an_advertisement_leaves_its_assignment_with_the_device(self, setting: Setting) -> None:
         """So a withdrawal of the round still reaches a device that trains, and the assignment does not come twice."""

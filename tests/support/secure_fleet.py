@@ -55,10 +55,14 @@ def toy_plan(
 
 @dataclass(frozen=True)
 class SecureBehavior(Behavior):
-    """The behavior of a device that leaves a secure round: silent from the phase `silent` on, or dead in `dies`."""
+    """The behavior of a device that leaves a secure round.
+
+    It is silent from the phase `silent` on, or dead in `dies`, or it fails right after its message of `fails_after`.
+    """
 
     silent: Phase | None = None
     dies: Phase | None = None
+    fails_after: Phase | None = None
 
 
 @dataclass
@@ -173,8 +177,9 @@ class SecureFleet(FaultyFleet):
         if phase == "advertise":
             if taking is not None:
                 self._say(device, assignment, phase, taking.participant.advertise)
-        elif taking is None:  # another process of this device began the round
-            self._fail(device, assignment, "failed", "withdrawn")
+        elif taking is None:  # another process of this device began the round, or it has failed
+            training = training_id(assignment.assignment_id)
+            self._fail(device, replace(assignment, assignment_id=training), "failed", "withdrawn")
         elif phase == "masked":
             taking.seed = taking.participant.prepare(request)
             self._send_masked(device, taking)
@@ -182,17 +187,20 @@ class SecureFleet(FaultyFleet):
             self._say(device, assignment, phase, lambda: getattr(taking.participant, phase)(request))
 
     def _say(self, device: SecureDevice, assignment: Assignment, phase: str, make: Callable[[], bytes]) -> None:
-        behavior = device.open[training_id(assignment.assignment_id)].behavior
+        training = training_id(assignment.assignment_id)
+        behavior = device.open[training].behavior
         if self._leaves(device, behavior, phase):
             return
         assert device.link is not None
         try:
             message = base64.b64encode(make()).decode()
         except Withdraw as withdrawn:
-            self._fail(device, replace(assignment, assignment_id=training_id(assignment.assignment_id)), "failed",
-                       withdrawn.reason)  # fmt: skip
+            self._fail(device, replace(assignment, assignment_id=training), "failed", withdrawn.reason)
             return
         self.receive(device.link, PhaseReply(assignment.assignment_id, message, identity=assignment.identity), None)
+        if behavior.fails_after == phase:
+            del device.open[training]
+            self._fail(device, replace(assignment, assignment_id=training), "failed", "withdrawn")
 
     def _send_masked(self, device: SecureDevice, taking: Taking) -> None:
         if not (taking.seed and taking.trained) or taking.participant.state != "ready":

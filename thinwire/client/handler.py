@@ -206,18 +206,23 @@ class AssignmentHandler:
         assignment, pipeline, began = delivery.assignment, self._pipeline(delivery.assignment.run), self.clock.now()
         if assignment.assignment_id in pipeline.unfinished:  # read before the state, which gets the reply first
             raise Cancelled  # the assignment came again, and its reply is being finished
-        folder, state = self.runs.open(assignment.run, say, assignment.identity)
-        self._forget_idle_runs()
-        if pipeline.state is not None and pipeline.state.identity != assignment.identity:
-            pipeline = self._pipelines[assignment.run] = PipelineState()
-            self._uplink_estimators.pop(assignment.run, None)
-        if (entry := outbox.find(state, assignment.assignment_id)) is not None:
+        folder, state = self.runs.open(assignment.run, say)
+        is_own = state.identity in ("", assignment.identity)
+        if is_own and (entry := outbox.find(state, assignment.assignment_id)) is not None:
             self.admission.mark_answered(assignment.identity, assignment.assignment_id)
             say(f"round {assignment.round}: the reply was made before and is sent again")
             return entry.header, folder.path(entry)
         if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
-        delivery, resolved = self._admitted(delivery, state.sequence)
+        delivery, resolved = self._admitted(
+            delivery, state.sequence if is_own else self.runs.seen.get(assignment.run, 0)
+        )
+        # Only now: an assignment that is declined replaces the state of no run.
+        folder, state = self.runs.open(assignment.run, say, assignment.identity)
+        self._forget_idle_runs()
+        if pipeline.state is not None and pipeline.state.identity != assignment.identity:
+            pipeline = self._pipelines[assignment.run] = PipelineState()
+            self._uplink_estimators.pop(assignment.run, None)
         executor = self._executor(resolved)
         assignment = delivery.assignment
         if assignment.kind == "train" and self.admission.min_free_bytes:
@@ -343,11 +348,12 @@ class AssignmentHandler:
         return self._pipelines.get(run) or PipelineState()
 
     def _forget_idle_runs(self) -> None:
-        """Remove the estimates and pipelines of runs that `runs` no longer has."""
-        for run in {*self._uplink_estimators, *self._pipelines}:
+        """Remove the estimates, pipelines and secure rounds of runs that `runs` no longer has."""
+        for run in {*self._uplink_estimators, *self._pipelines, *self.rounds.runs}:
             if run not in self.runs and not self._pipeline(run).unfinished:
                 self._uplink_estimators.pop(run, None)
                 self._pipelines.pop(run, None)
+                self.rounds.forget_run(run)
 
     def _outcome_handler(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
         return OutcomeHandler(job.assignment, job.plan, self._executor(job.plan).layout, self.name, folder, job.say)

@@ -184,12 +184,15 @@ def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
 
 
 def parts_of(bundle: Path | bytes | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:
-    """Yield the name and bytes of each part, one at a time in memory; `BadPayload` if a digest differs."""
+    """Yield the name and bytes of each part, one at a time in memory; `BadPayload` if a digest differs.
+
+    Parts without a byte need no bundle: some links make no file for them.
+    """
     if not parts:
         return
-    if bundle is None:
+    if bundle is None and any(part.length for part in parts):
         raise BadPayload("an assignment without its parts")
-    with io.BytesIO(bundle) if isinstance(bundle, bytes) else open(bundle, "rb") as file:
+    with open(bundle, "rb") if isinstance(bundle, Path) else io.BytesIO(bundle or b"") as file:
         for part in parts:
             data = file.read(part.length)
             if damaged_part(io.BytesIO(data), [part]) is not None:

@@ -80,6 +80,7 @@ class RunStore:
 
     def _open(self, run: str, say: Say, identity: str | None) -> tuple[RunFolder, ClientRunState]:
         if run not in self._runs:
+            self._forget_ended(run, [], say)  # runs whose assignments were declined
             try:
                 folder = self._folders(self._folder, run)
             except DataLost as error:
@@ -181,10 +182,8 @@ class RunStore:
             ended = [path for path in others if all(file.name == STATE for file in path.iterdir())]
             for path in ended[: max(0, len(ended) - MAX_ENDED_RUNS)]:
                 try:
-                    if path.name in self._runs:
-                        _, state = self._runs[path.name]
-                    else:
-                        state = self._folders(self._folder, path.name).load()[0]
+                    known = self._runs.get(path.name)
+                    state = known[1] if known else self._folders(self._folder, path.name).load()[0]
                     if state.outbox or state.nbytes:
                         continue
                     (path / STATE).unlink(missing_ok=True)

@@ -194,6 +194,12 @@ class SecureRounds:
         assert self._identity is not None
         return self._identity
 
+    @property
+    def runs(self) -> set[str]:
+        """Return the runs of the open rounds."""
+        with self._changed:
+            return {one.run for one in self._open.values()}
+
     def forget_run(self, run: str) -> None:
         """Drop the rounds of a run, because its next assignment begins or the run is over."""
         with self._changed:

@@ -26,16 +26,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, perm
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_values import SecureSection
-from thinwire.core.secure_numbers import share_of, threshold
+from thinwire.core.secure_numbers import check_numbers, share_of, threshold
+
+if TYPE_CHECKING:
+    from thinwire.core.plan import RunPlan
 
 EVENT_BITS = 41  # exposed, disconnected: 2^-41 each, 2^-40 together
 SUM_BITS = 20  # unrecoverable
 LARGEST_COHORT = 65_535  # clients: their indices travel in 16 bits
 LARGEST_DEGREE = 1024  # neighbours: the search with exact tails ends within two seconds
+LARGEST_COMPLETE = 4096  # clients of a complete graph: each of them computes with n t numbers for each of its secrets
 COMPLETE_UP_TO = 128  # clients for which `auto` takes the complete graph, which survives more drop-outs
 SHUFFLE = b"tw-secagg-1/graph"
 
@@ -77,7 +81,8 @@ def find_graph(
     complete graph up to COMPLETE_UP_TO clients, for a malicious aggregator, and where a k-regular graph would not halve
     the neighbours. `rounds` are those of the run, over which the bounds are added.
 
-    Raise `PlanError` if no threshold or no k-regular graph meets the bounds, or if too few clients are on the roster.
+    Raise `PlanError` if no threshold or no k-regular graph meets the bounds, if too few clients are on the roster, or
+    if more than LARGEST_COMPLETE are in a complete graph.
     """
     complete = threshold(selected, max_corrupt, max_dropout, adversary)
     least = selected - complete.dropout
@@ -89,7 +94,7 @@ def find_graph(
         )
     whole = Graph(members, members - 1, complete.t, complete.min_survivors)
     if kind == "complete" or (kind == "auto" and (adversary == "malicious" or selected <= COMPLETE_UP_TO)):
-        return whole
+        return _checked(whole)
     if adversary == "malicious":
         raise PlanError(
             '[secure] graph = "k-regular" with adversary = "malicious"',
@@ -98,7 +103,7 @@ def find_graph(
         )
     found = _smallest(members, complete.corrupt, members - least, rounds) if members >= least else None
     if kind == "auto" and (found is None or 2 * found.k > members):
-        return whole
+        return _checked(whole)
     if found is not None:
         return Graph(members, found.k, found.t, least)
     raise _no_graph(members, max_corrupt, max_dropout)
@@ -112,6 +117,12 @@ def graph_of_plan(secure: SecureSection, selected: int, rounds: int) -> Graph:
     return find_graph(
         selected, selected, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, rounds
     )
+
+
+def check_round(plan: RunPlan, selected: int, target: int) -> None:
+    """Raise `PlanError` if no secure round of this plan can select so many clients and close with `target` updates."""
+    check_numbers(plan.secure, selected, target)
+    graph_of_plan(plan.secure, selected, plan.run.rounds)
 
 
 def find_parameters(
@@ -247,6 +258,17 @@ def _from_the_top(population: int, marked: int, drawn: int) -> Iterator[tuple[in
         missed = population - marked - drawn + found
         ways = ways * found * missed // ((marked - found + 1) * (drawn - found + 1)) if missed > 0 else 0
         found -= 1
+
+
+def _checked(whole: Graph) -> Graph:
+    """Return a complete graph, unless it has so many clients that a device would compute for minutes."""
+    if whole.clients > LARGEST_COMPLETE:
+        raise PlanError(
+            f"a complete graph of {whole.clients} clients",
+            f"at most {LARGEST_COMPLETE} are supported",
+            '[secure] graph = "k-regular", or fewer [cohort] clients',
+        )
+    return whole
 
 
 def _no_graph(clients: int, max_corrupt: float, max_dropout: float) -> PlanError:

@@ -53,10 +53,10 @@ def has_ml_kem() -> bool:
 
 
 def require_ml_kem() -> None:
-    """Raise ThinwireError if a plan with `post_quantum = true` cannot run on this device."""
+    """Raise ThinwireError if a plan with `post_quantum = true` cannot run on this machine."""
     if not has_ml_kem():
         raise ThinwireError(
-            "[secure] post_quantum = true needs ML-KEM-768, which this device does not have",
+            "[secure] post_quantum = true needs ML-KEM-768, which this machine does not have",
             why="its package cryptography is older than 48, or was built with an OpenSSL older than 3.5",
             hint="pip install 'thinwire[privacy]'",
         )

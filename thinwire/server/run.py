@@ -116,10 +116,9 @@ def _rounds(running: RunContext, watch: HoldoutWatch | None) -> None:
             return
         if run_state.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
-                f"{counted(run_state.too_few_in_a_row, 'round')} in a row had too few replies",
-                why=f"the plan allows {plan.cohort.retry_limit}",
-                hint=f"look at the clients' failures: thinwire runs show {running.run_id}; "
-                "or lower [cohort] min_updates",
+                f"{counted(run_state.too_few_in_a_row, 'round')} in a row made no step",
+                why=f"[cohort] retry_limit = {plan.cohort.retry_limit}; they had too few replies, or were aborted",
+                hint=f"the reason of each round: thinwire runs show {running.run_id}",
             )
         if not running.mode.blocked(running):
             running.mode.require_budget(running)

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, cast
 from thinwire.aggregation.plan_codecs import lattice_of
 from thinwire.core.errors import DataLost, PlanError
 from thinwire.core.events import ROUND_OVER, CloseReason
-from thinwire.core.secure_numbers import check_numbers
 from thinwire.core.types import Phase, SecureWork, UpdateId
 from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key
+from thinwire.privacy.graph import check_round
 from thinwire.privacy.messages import BadMessage
 from thinwire.privacy.pinned_roster import read_roster
 from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
@@ -70,9 +70,8 @@ NO_MESSAGE = "no message in time for the phase"
 class SecureMode(RoundMode):
     """Rounds with secure aggregation: one round is open, whose clients are selected when it opens.
 
-    Its roster is fixed when the phase `share` opens.
-
-    All clients of a round get the same `SecureWork`, which follows from the journal alone.
+    Its roster is fixed when the phase `share` opens. All clients of a round get the same `SecureWork`, which follows
+    from the journal alone.
     """
 
     replaces = False  # a client that is selected later would have no shares of the others
@@ -96,9 +95,9 @@ class SecureMode(RoundMode):
         return self._roster.refusal(running.home.roster, device, running.store.roster.by_fingerprint)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
-        """Return False if no threshold exists for so many clients, because others are busy."""
+        """Return False if no threshold or no graph exists for so many clients, because others are busy."""
         try:
-            check_numbers(self.plan.secure, len(cohort.selected), cohort.target_updates)
+            check_round(self.plan, len(cohort.selected), cohort.target_updates)
         except PlanError:
             return False
         return super().may_open(running, cohort, min_updates)
@@ -282,7 +281,10 @@ class SecureRoundMachine(RoundMachine):
                 return self._message(device, phase, message)
             case PhaseEnded(reason):
                 self.masked_close_reason = cast(CloseReason, reason) if reason else self.masked_close_reason
-                self.requests = self.secure.close()
+                try:
+                    self.requests = self.secure.close()
+                except (TooFew, Aborted) as error:  # its stored messages are not those with which it was closed
+                    self._end_without_sum("aborted", f"the replay of a closed phase failed: {error}")
                 return []
             case MasksRemoved(error):
                 if error:

@@ -41,7 +41,7 @@ from thinwire.privacy.messages import max_bytes
 from thinwire.privacy.secure_round import Aborted, UnmaskingKeys
 from thinwire.server import round_events
 from thinwire.server.context import RunContext
-from thinwire.server.evaluation import summed_evaluation, too_few
+from thinwire.server.evaluation import summed_evaluation
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.secure_mode import SecureRoundMachine
 from thinwire.server.secure_sum import SecureAggregator
@@ -95,10 +95,7 @@ class SecureRoundRunner(RoundRunner):
         metrics = {name: pair for name, pair in self.aggregator.metrics.items() if name.startswith(MEASURED)}
         if not metrics or base in running.run_state.scores.evaluated:
             return []
-        clients, weights = self.aggregator.total.clients, [count for _, count in metrics.values()]
-        if running.plan.secure.weight_max == 1 and too_few(round(max(weights)), clients):
-            return []  # a value of one or two clients: they are the ones with test data
-        return [summed_evaluation(running, base, metrics, clients, now)]
+        return [summed_evaluation(running, base, metrics, self.aggregator.total.clients, now)]
 
     def _outstanding(self) -> list[tuple[str, str]]:
         """Return the training assignments to send; after `advertise` every device in the round has its own."""
@@ -188,14 +185,15 @@ class SecureRoundRunner(RoundRunner):
         """Make the messages of a closed phase durable, and return its event."""
         running, machine = self.running, self.machine
         messages, self._messages = self._messages, {}
+        dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
         if phase == "masked":
             received = {device: self.headers[update].payload_bytes for device, update in machine.vectors.items()}
         else:
-            messages = {device: message for device, message in messages.items() if device not in machine.lost}
+            # The message of a device that left after it is one of those with which the phase was closed.
+            messages = {device: message for device, message in messages.items() if device not in dropped}
             received = {device: len(message) for device, message in messages.items()}
         reason = machine.masked_close_reason if phase == "masked" else ""
         digest = self._files.write(phase, messages) if phase in STORED_PHASES else ""
-        dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
         elapsed_s = running.elapsed - machine.config.opened_s
         now, number = running.clock.wall(), self.opened.round
         return PhaseClosed(now, number, phase, elapsed_s, received, dropped, reason, digest)

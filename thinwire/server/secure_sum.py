@@ -23,6 +23,7 @@ from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core import privacy_numbers
 from thinwire.core.errors import BadPayload
 from thinwire.core.run_events import SumUnmasked
+from thinwire.core.secure_numbers import LEAST_CLIENTS
 from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, UpdateId, Vector
 from thinwire.privacy.contexts import SecureTerms, terms_of
 from thinwire.privacy.messages import BadMessage
@@ -57,7 +58,7 @@ class SecureAggregator(RoundAggregator):
 
     `lattice` and `terms` are those that every client of the round computes too. `mean`, `metrics` and `summed` are
     known after `unmask`: the weighted mean of the survivors' updates, the sums of their metrics, and the event of the
-    journal.
+    journal. A metric that at most two clients have is not among them.
 
     Invariant: no update is taken out of the sum. To leave one out, the driver adds the others again.
     """
@@ -93,7 +94,8 @@ class SecureAggregator(RoundAggregator):
         weight = scalars["weight"]
         self._require_possible(scalars, survivors)
         self.mean = self.lattice.decode_sum(lanes, survivors, weight, self.work.window, rotation_key(rotation_seed))
-        self.metrics = summed_metrics(self.plan.secure, scalars)
+        metrics = summed_metrics(self.plan.secure, scalars)  # a count of one or two is of so few clients at most
+        self.metrics = {name: pair for name, pair in metrics.items() if pair[1] >= LEAST_CLIENTS}
         follows = self._next_clip(scalars["fits"], survivors) if "fits" in scalars else clip
         norm = math.sqrt(in_order(bucket_sums(self.mean, 2)))
         self.summed = SumUnmasked(
@@ -122,7 +124,7 @@ class SecureAggregator(RoundAggregator):
             raise BadSum(found)
 
     def fits(self) -> bool:
-        """Return True: the mean of the survivors is bounded by the clip."""
+        """Return True: the clip bounds the mean, which false weights make at most `weight_max` times longer."""
         return True
 
     def capped(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:

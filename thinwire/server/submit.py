@@ -42,6 +42,7 @@ from thinwire.core.plan_names import RUN, UPLOAD, installed, named_model, origin
 from thinwire.core.plan_rules import DeviceTimes, as_error
 from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import Fixed, Vector
+from thinwire.privacy.keys import require_ml_kem
 from thinwire.server.aggregator import require_values
 from thinwire.server.model_files import model_of_run, read_model_file, require_counted_file
 from thinwire.server.model_store import Versions
@@ -93,6 +94,8 @@ def submit(
         problems = plan.check(codecs, _times_of_connected(store, plan, transmitted_layout(algorithm_of(plan), layout)))
     if problems:
         raise as_error(problems)
+    if plan.secure.post_quantum:
+        require_ml_kem()  # this machine checks the keys of the clients
     travels = transmitted_layout(algorithm_of(plan), layout)
     require_rules(plan, travels)
     if travels.size > MAX_PARAMETERS:

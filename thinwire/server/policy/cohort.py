@@ -22,7 +22,8 @@ from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, SecretRng, derive, seed63
-from thinwire.core.secure_numbers import check_numbers, fewest_devices
+from thinwire.core.secure_numbers import fewest_devices
+from thinwire.privacy.graph import check_round
 from thinwire.server.policy.eligibility import unable_notes
 
 MAX_CLIENTS_TRIED = 256  # devices, in the search for the fewest with which a run begins
@@ -163,7 +164,7 @@ def wait_reason(
         return f"waiting: {lacks}{noted}"
     if plan.secure.enabled:
         try:
-            check_numbers(plan.secure, assignments, target)
+            check_round(plan, assignments, target)
         except PlanError as error:
             needed = fewest_devices(plan)
             devices = f"{len(able)} of {needed}" if needed > len(able) else "more"
@@ -199,7 +200,7 @@ def device_shortage(plan: RunPlan, present: Sequence[str], unable: Mapping[str, 
         return f"a round needs {counted(needs, 'free device')}"
     if plan.secure.enabled:
         try:
-            check_numbers(plan.secure, plan.cohort.over_selected(min(target, free), free), min(target, free))
+            check_round(plan, plan.cohort.over_selected(min(target, free), free), min(target, free))
         except PlanError as error:
             return str(error)
     return ""

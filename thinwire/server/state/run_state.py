@@ -136,7 +136,7 @@ class RunState:
     open_rounds: OpenRounds = field(default_factory=OpenRounds)
     rounds_opened: int = 0
     steps_made: int = 0
-    too_few_in_a_row: int = 0  # rounds; those open when one of them closed count with it
+    too_few_in_a_row: int = 0  # rounds without a step; those open when one of them closed count with it
     ledger: AssignmentLedger = field(default_factory=AssignmentLedger)  # every assignment, and the outcome of it
     reply_seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> last replies'
     speeds: DeviceSpeeds = field(default_factory=DeviceSpeeds)

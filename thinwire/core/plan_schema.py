@@ -130,7 +130,7 @@ class CohortSection(Section):
     retry_limit: Whole = Field(
         default=3,
         description=(
-            "rounds in a row with too few replies before the run fails; further assignments of one device for a model"
+            "rounds in a row without a step before the run fails; further assignments of one device for a model"
         ),
     )
     mode: Literal["sync", "buffered"] = Field(

@@ -28,7 +28,7 @@ UserName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
 Count = Annotated[int, Query(ge=1, le=1000)]
 DAY_S = 24 * 3600.0
 MACHINE_DAYS = 30  # of a token that is made in a session by code
-AUDIT_ROWS = 1_000_000  # of a CSV file at most
+AUDIT_ROWS = 100_000  # of a CSV file at most: it is made in memory
 ChecksDep = Annotated[PasswordChecks, from_state("checks")]
 router = APIRouter(prefix=API, responses=PROBLEMS)
 

@@ -214,19 +214,16 @@ class AssignmentHandler:
             return entry.header, folder.path(entry)
         if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
-        delivery, resolved = self._admitted(
-            delivery, state.sequence if is_own else self.runs.seen.get(assignment.run, 0)
-        )
-        # Only now: an assignment that is declined replaces the state of no run.
-        folder, state = self.runs.open(assignment.run, say, assignment.identity)
+        seen = state.sequence if is_own else self.runs.seen.get(assignment.run, 0)
+        delivery, resolved = self._admitted(delivery, seen)
+        folder, state = self.runs.open(assignment.run, say, assignment.identity)  # a declined one replaces no state
         self._forget_idle_runs()
         if pipeline.state is not None and pipeline.state.identity != assignment.identity:
             pipeline = self._pipelines[assignment.run] = PipelineState()
             self._uplink_estimators.pop(assignment.run, None)
         executor = self._executor(resolved)
         assignment = delivery.assignment
-        if assignment.kind == "train" and self.admission.min_free_bytes:
-            # Before training, and not when its state is written.
+        if assignment.kind == "train" and self.admission.min_free_bytes:  # now, and not when its state is written
             more_bytes = max(0, payload.least_kept_bytes(resolved, executor.layout) - state.nbytes)
             require_room(self.folder, more_bytes, self.admission.min_free_bytes)
         job = AssignmentContext(

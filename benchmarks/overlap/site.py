@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -67,17 +68,17 @@ class Devices:
             FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters),
         )
         self.processes.until(lambda: self.store.run(run_id).version >= 1, within_s, "the first round")
-        before, since = self._cpu_s(), self._closes(run_id)
+        before, began = self._cpu_s(), time.monotonic()
         self.processes.until(
             lambda: self.store.run(run_id).status in ("done", "failed"), within_s, f"the end of {run_id}"
         )
+        cpu_s, wall_s = self._cpu_s() - before, time.monotonic() - began
         row, closes = self.store.run(run_id), self._closes(run_id)
         if row.status != "done":
             raise RuntimeError(f"{run_id} is {row.status}: {row.status_text}")
         events = [event for _, event in self.store.events(run_id)]
         headers = [event.header for event in events if isinstance(event, UpdateAccepted)]
         measured = [event for event in events if isinstance(event, Evaluated)]
-        wall_s = closes[-1] - since[-1]
         return Took(
             rounds=[closes[0], *(b - a for a, b in pairwise(closes))],
             compute=[
@@ -86,7 +87,7 @@ class Devices:
             transfer=[_transfer_s(header) for header in headers],
             up_bytes=sum(part["length"] for part in headers[-1]["parts"]),
             down_bytes=4 * made.layout.size,
-            busy=(self._cpu_s() - before) / (wall_s * len(os.sched_getaffinity(0))),
+            busy=cpu_s / (wall_s * len(os.sched_getaffinity(0))),
             accuracy=max(measured, key=lambda event: event.version).metrics["accuracy"],
         )
 

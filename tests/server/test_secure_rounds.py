@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,21 @@ class Leaving(World):
 
 
 undisturbed = undisturbed_once(World)
+
+
+@contextmanager
+def killed_once(is_there: Callable[[SecureRoundRunner], bool]) -> Iterator[list[Phase]]:
+    """Kill the aggregator once, before it sends the requests of a phase; yield the phases in which it was killed."""
+    request, killed_in = SecureRoundRunner._request, list[Phase]()
+
+    def killed_at(self: SecureRoundRunner, requests: Mapping[str, bytes]) -> None:
+        if not killed_in and is_there(self):
+            killed_in.append(self.machine.secure.phase)
+            raise Killed(self.machine.secure.phase)
+        request(self, requests)
+
+    with patch.object(SecureRoundRunner, "_request", killed_at):
+        yield killed_in
 
 
 def survivors(made: Outcome, number: int) -> list[str]:
@@ -227,15 +243,7 @@ def test_a_device_that_fails_after_its_message_is_in_that_phase_also_after_a_cra
     leaving: Outcome, tmp_path: Path, number: int, phase: str
 ) -> None:
     """Otherwise the clients get another roster than before the crash, or their signatures are refused."""
-    request, killed_in = SecureRoundRunner._request, list[str]()
-
-    def killed_at(self: SecureRoundRunner, requests: Mapping[str, bytes]) -> None:
-        if (self.opened.round, self.machine.secure.phase) == (number, phase) and not killed_in:
-            killed_in.append(phase)
-            raise Killed(phase)
-        request(self, requests)
-
-    with patch.object(SecureRoundRunner, "_request", killed_at):
+    with killed_once(lambda runner: (runner.opened.round, runner.machine.secure.phase) == (number, phase)) as killed_in:
         made = Leaving(tmp_path, Fate()).live()
     assert killed_in
     assert made.same() == leaving.same()
@@ -244,7 +252,6 @@ def test_a_device_that_fails_after_its_message_is_in_that_phase_also_after_a_cra
 @pytest.mark.parametrize("phase", ["share", "masked", "agree", "unmask"])
 def test_a_device_that_is_revoked_while_the_aggregator_is_down_is_in_no_later_sum(tmp_path: Path, phase: str) -> None:
     """Before the survivors are shown it drops out. Afterwards the round ends without a sum."""
-    request, killed_in = SecureRoundRunner._request, list[str]()
 
     class Revoking(World):
         def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
@@ -253,13 +260,7 @@ def test_a_device_that_is_revoked_while_the_aggregator_is_down_is_in_no_later_su
                 self.fleet.crash("e")
             super()._drive(run_id, store, agreed)
 
-    def killed_at(self: SecureRoundRunner, requests: Mapping[str, bytes]) -> None:
-        if self.machine.secure.phase == phase and not killed_in:
-            killed_in.append(phase)
-            raise Killed(phase)
-        request(self, requests)
-
-    with patch.object(SecureRoundRunner, "_request", killed_at):
+    with killed_once(lambda runner: runner.machine.secure.phase == phase) as killed_in:
         made = Revoking(tmp_path, Fate()).live()
     assert killed_in
     assert made.of(RoundClosed)[0].reason == ("aborted" if phase in ("agree", "unmask") else "enough")

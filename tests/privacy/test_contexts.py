@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from thinwire.aggregation.plan_codecs import lattice_of
-from thinwire.core.plan import RunPlan
+from thinwire.core.plan import RunPlan, digest_of
 from thinwire.core.types import Assignment, SecureWork, Work
 from thinwire.privacy import contexts
 from thinwire.privacy.contexts import SecureTerms, context_of_assignment, holders_of, terms_of
@@ -56,7 +56,7 @@ def test_each_key_of_the_plan_that_decides_who_learns_what_is_in_the_terms(key: 
     "changed",
     [
         {"run": "t-2"}, {"identity": "abd"}, {"round": 4}, {"base_version": 3}, {"layout_digest": "other"},
-        {"references_from": 0}, {"deadline_s": 61.0}, {"protocol": 2}, {"work": Work(6, 32, 0.5)},
+        {"references_from": 0}, {"deadline_s": 61.0}, {"plan": "other"}, {"work": Work(6, 32, 0.5)},
         {"work": Work(5, 16, 0.5)}, {"work": Work(5, 32, 1e-30)}, {"secure": replace(WORK, selected=11)},
         {"secure": replace(WORK, window=1)}, {"secure": replace(WORK, clip=2.5)},
         {"task": "other"}, {"codec": "topk"}, {"is_follow_up": True}, {"evaluates": False},
@@ -64,15 +64,15 @@ def test_each_key_of_the_plan_that_decides_who_learns_what_is_in_the_terms(key: 
 )  # fmt: skip
 def test_a_client_that_was_told_something_else_has_another_context(changed: dict[str, Any]):
     model = b"m" * 32
-    assert context_of_assignment(GIVEN, PLAN, model, terms()) != context_of_assignment(
-        replace(GIVEN, **changed), PLAN, model, terms()
+    assert context_of_assignment(GIVEN, model, terms()) != context_of_assignment(
+        replace(GIVEN, **changed), model, terms()
     )
 
 
 def test_another_model_plan_or_suite_gives_another_context():
     other = PLAN.model_copy(update={"run": PLAN.run.model_copy(update={"rounds": 8})})
     found = {
-        context_of_assignment(GIVEN, plan, model, made)
+        context_of_assignment(replace(GIVEN, plan=plan.to_json()), model, made)
         for plan in (PLAN, other)
         for model in (b"m" * 32, b"n" * 32)
         for made in (terms(), replace(terms(), post_quantum=True), replace(terms(), scalars=("weight",)))
@@ -81,13 +81,22 @@ def test_another_model_plan_or_suite_gives_another_context():
 
 
 def test_what_only_one_client_is_told_is_not_in_the_context():
-    own = replace(GIVEN, assignment_id="t-1.3.pi-2", plan={}, outcomes=(), parts=())
-    assert context_of_assignment(own, PLAN, b"m" * 32, terms()) == context_of_assignment(
-        GIVEN, PLAN, b"m" * 32, terms()
-    )
+    own = replace(GIVEN, assignment_id="t-1.3.pi-2", protocol=2, outcomes=(), parts=())
+    assert context_of_assignment(own, b"m" * 32, terms()) == context_of_assignment(GIVEN, b"m" * 32, terms())
 
 
-def test_the_support_of_a_run_depends_on_its_identity_and_plan_alone():
+def test_clients_of_two_versions_are_in_one_round():
+    """A plan with a key that only the newer one knows is sent to both; one client has its digest alone."""
+    sent = PLAN.to_json()
+    del sent["local"]["weight_decay"]  # as by a version that did not know it yet
+    by_digest, whole = (replace(GIVEN, plan=plan) for plan in (digest_of(sent), sent))
+    assert RunPlan.from_json(sent).digest != digest_of(sent)
+    assert context_of_assignment(by_digest, b"m" * 32, terms()) == context_of_assignment(whole, b"m" * 32, terms())
+    ours, theirs = (lattice_of(plan, 5000, WORK, "abc").walk.indices(0) for plan in (PLAN, RunPlan.from_json(sent)))
+    assert np.array_equal(ours, theirs)
+
+
+def test_the_support_of_a_run_depends_on_its_identity_alone():
     plan = PLAN.model_copy(update={"secure": SECURE.model_copy(update={"support": 0.1})})
     first, second, other = (lattice_of(plan, 50_000, WORK, identity).walk.indices(0) for identity in ("a", "a", "b"))
     assert np.array_equal(first, second)

@@ -155,7 +155,7 @@ class SecureClients:
             self.plan, self.work, self.lattice.lanes, self.lattice.width, self.lattice.grid
         )
         context = context_of_assignment(
-            assignment, self.plan, model_digest(assignment.base_digest, self.aggregator.first.buffers), self.terms
+            assignment, model_digest(assignment.base_digest, self.aggregator.first.buffers), self.terms
         )
         self.server = SecureRound(self.terms, context, {name_of(n): identity(n) for n in range(self.clients)})
         for name in self.handlers:

@@ -97,7 +97,7 @@ class SecureDevice(AttentiveDevice):
         assert assignment.secure is not None
         lattice = lattice_of(self.plan, self.layout.model_size, assignment.secure, assignment.identity)
         terms = terms_of(self.plan, assignment.secure, lattice.lanes, lattice.width, lattice.grid)
-        context0 = context_of_assignment(assignment, self.plan, model_digest(assignment.base_digest, None), terms)
+        context0 = context_of_assignment(assignment, model_digest(assignment.base_digest, None), terms)
         key, number = simulated_key(self.name), assignment.round * 100 + self.restarts
         identity = SecureIdentity(
             identity_of(key), lambda data: key.sign(data, _ECDSA), self.pinned,

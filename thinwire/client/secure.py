@@ -127,7 +127,7 @@ class SecureRounds:
         except ValueError as error:  # numbers of the aggregator's that no lattice has
             raise CannotReply("protocol", f"no secure round has these terms: {error}") from error
         terms = terms_of(plan, work, lattice.lanes, lattice.width, lattice.grid)
-        context = context_of_assignment(assignment, plan, model_digest(assignment.base_digest, buffers), terms)
+        context = context_of_assignment(assignment, model_digest(assignment.base_digest, buffers), terms)
         with self._changed:
             self._left.pop(training, None)
             try:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
+from thinwire.core.plan import digest_of
 from thinwire.core.secure_numbers import fewest_survivors
 from thinwire.core.types import SecureWork
 from thinwire.privacy.graph import Graph, find_graph, neighbours
@@ -111,26 +112,29 @@ def model_digest(base_digest: str, buffers: Vector | None) -> bytes:
     return digest("thinwire secure model", bytes.fromhex(base_digest), held)
 
 
-def context_of_assignment(assignment: Assignment, plan: RunPlan, model: bytes, terms: SecureTerms) -> bytes:
+def context_of_assignment(assignment: Assignment, model: bytes, terms: SecureTerms) -> bytes:
     """Return ctx0 (32 bytes) of a training assignment.
 
     `model` is the `model_digest` of the model as it was loaded. A client that was told another model, another amount of
     work or another deadline has another context. So has one that evaluates where others do not: the sum of the metrics
     would be its own.
+
+    The plan counts as it was sent and the protocol version not at all, so that clients of two versions of Thinwire can
+    be in one round: a later version may know more keys, and each client speaks its own version with the aggregator.
     """
+    sent = assignment.plan if isinstance(assignment.plan, str) else digest_of(assignment.plan)
     work, secure = assignment.work, assignment.secure or SecureWork()
     return context_of_round(
         SUITE_PQ if terms.post_quantum else SUITE,
         {
-            "protocol": assignment.protocol, "plan": plan.digest, "run": assignment.run, "task": assignment.task,
-            "codec": assignment.codec, "further": assignment.is_follow_up,
-            "identity": assignment.identity, "round": assignment.round, "layout": assignment.layout_digest,
-            "version": assignment.base_version, "model": model, "references": assignment.references_from,
-            "steps": work.steps, "batch": work.batch, "step clip": struct.pack("<d", work.clip),
-            "deadline": struct.pack("<d", assignment.deadline_s), "evaluates": int(assignment.evaluates),
-            "selected": secure.selected,
-            "window": secure.window, "clip": struct.pack("<d", secure.clip), "lanes": terms.lanes,
-            "width": terms.width, "scalars": "\n".join(terms.scalars),
+            "plan": sent, "run": assignment.run, "task": assignment.task, "codec": assignment.codec,
+            "further": assignment.is_follow_up, "identity": assignment.identity, "round": assignment.round,
+            "layout": assignment.layout_digest, "version": assignment.base_version, "model": model,
+            "references": assignment.references_from, "steps": work.steps, "batch": work.batch,
+            "step clip": struct.pack("<d", work.clip), "deadline": struct.pack("<d", assignment.deadline_s),
+            "evaluates": int(assignment.evaluates), "selected": secure.selected, "window": secure.window,
+            "clip": struct.pack("<d", secure.clip), "lanes": terms.lanes, "width": terms.width,
+            "scalars": "\n".join(terms.scalars),
         },
     )  # fmt: skip
 

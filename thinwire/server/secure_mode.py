@@ -126,7 +126,7 @@ class SecureMode(RoundMode):
         any_id = next(iter(opened.assignments.values()))  # ctx0 covers only what all assignments share
         assignment = running.training_envelope(any_id).assignment
         model = model_digest(assignment.base_digest, running.model.buffers)
-        context0 = context_of_assignment(assignment, self.plan, model, aggregator.terms)
+        context0 = context_of_assignment(assignment, model, aggregator.terms)
         selected = identities(running, opened.assignments)
         return SecureRoundMachine(self.config(opened), secure=SecureRound(aggregator.terms, context0, selected))
 

@@ -35,7 +35,7 @@ from .context import nothing
 from .errors import BadTask, Cancelled, describe
 from .evaluate import never
 from .layout import Key
-from .module import as_loss, seed_all, seeded
+from .module import as_loss, seed_in_secret, seeded
 from .trainer import Proximal, TorchTrainer, Trained, freeze_statistics, scale_rates
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def train_privately(
         for step in range(work.steps):
             if cancelled():
                 raise Cancelled
-            seed_all(secret.key())
+            seed_in_secret(secret.key())
             noised = secret.sum_of(work)
             for gradient in gradients.of(fetch, torch.from_numpy(secret.coins(len(data), work.rate))):
                 noised.add(gradient)

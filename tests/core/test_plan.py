@@ -226,6 +226,7 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ),
         ("steps = 1\nmomentum = 0.9", "[local] momentum = 0.9 with steps = 1"),
         ("steps = 1\nprox = 0.1", "[local] prox = 0.1 with steps = 1"),
+        ("prox = 20", "[local] prox = 20 with lr = "),
         ("min_steps = 4", "[local] min_steps = 4 without partial work"),
         ("lr_end = 0.1", '[local] lr_end = 0.1 with schedule = "constant"'),
         (

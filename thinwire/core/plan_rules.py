@@ -121,6 +121,8 @@ def _work(plan: Sections) -> list[Rule]:
         (isinstance(local.steps, int) and local.min_steps > local.steps,
          f"[local] min_steps = {local.min_steps} with steps = {local.steps}",
          "a device makes no more steps than its assignment has", f"[local] min_steps = {local.steps}"),
+        (local.prox * local.lr >= 1, f"[local] prox = {local.prox:g} with lr = {local.lr:g}",
+         "a step would pull the model past the round's model, to its other side", f"[local] prox = {0.5 / local.lr:g}"),
         *together(local.partial, "[local] partial = true with {}", [ef21_rule(plan, PARTIAL)]),
         *together(local.durability == "exit", '[local] durability = "exit" with {}', [
             ef21_rule(plan, "a device that is killed would lose the reference that the aggregator's sum goes on from",

@@ -10,7 +10,7 @@ or twice. Every codec works, also one of another package: no codec has to decode
 Updates are unweighted. Their number of examples is the client's own claim, and a hostile one would claim many.
 
 Invariant: rows are in the order of their assignment ids. So the change has the same bits in whatever order the updates
-arrived, and after a restart.
+arrived, and after a restart on the same processor with as many threads of the linear algebra library.
 """
 
 from __future__ import annotations

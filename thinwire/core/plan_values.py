@@ -150,7 +150,8 @@ class PrivacySection(Section):
     )
     target_epsilon: Positive | None = Field(default=None, description="epsilon after the last round: the noise follows")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=1e-5, description="probability outside epsilon; left out: at most 1 / (10 clients), or 1 / (10 records)"
+        default=1e-5,
+        description="added to the bound of epsilon; left out: at most 1 / (10 clients), or 1 / (10 records)",
     )
     budget: Positive | None = Field(
         default=None,

@@ -10,8 +10,9 @@ sensitivity and the noise in one unit, for the neighbours of its mode:
     example      one record is added or removed           C            discrete-gaussian, at each step   Poisson or none
 
 C is the clip, on a grid the exact integer bound. The count that an adaptive clip follows is a coordinate of the vector,
-and it is zero with the others. The sum is divided by a number that the plan fixes, so that adding a
-client is the same as replacing a zero. Sampling of a fixed number of clients gives no amplification here. When one
+and it is zero with the others. The sum is divided by a number that no client's data decide: the plan's,
+the number of selected clients, or the expected sample. Neighbours differ in one vector that is zero, not in who was
+selected. Sampling of a fixed number of clients gives no amplification here. When one
 client is removed, another takes its place, which is replace-one (2 C), and a sample that others see hides nobody.
 Poisson sampling amplifies only if its coins are secret and independent, and every client of the population has one.
 

@@ -56,7 +56,7 @@ def meaning(epsilon: float | None, delta: float, mode: str = "central") -> str:
     times = rounded_up(math.exp(min(epsilon, 700.0)))
     said = (
         f"Someone who sees all released models, and holds it as likely as not that the data of {data} were used, "
-        f"guesses right in at most {bet} of such bets (50 % is a coin). What that person sees is at most {times} times "
-        f"as likely with these data as without, except with the probability delta = {delta:g}."
+        f"guesses right in at most {bet} of such bets (50 % is a coin). Whatever that person may see has at most "
+        f"{times} times the probability with these data that it has without, plus delta = {delta:g}."
     )
     return said + (" So large a bound protects no one by itself." if epsilon > 10 else "")

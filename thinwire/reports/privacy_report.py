@@ -111,7 +111,9 @@ NOT_ENFORCED: Final = (
     "One person has one client: several devices of one person, or of one attacker (Sybils), count as different ones.",
     "Each aggregator and each population counts alone: what the same data spent elsewhere is not in this figure.",
     "Who took part, when, and how many bytes a device sent are recorded without noise.",
+    "Nobody chose the noise or the rounds of a run by what an earlier run showed; a budget holds also if someone did.",
 )
+ACCOUNTING: Final = "Rényi, for releases that no earlier output decided; delta includes what samplers may miss"
 CLIPPED: Final = "The aggregator clips each decoded update, and checks the exact norm of the integers that it sums."
 SERVER_HONEST: Final = "The aggregator is honest: it clips, adds noise, keeps the ledger, and deletes updates."
 KEYS_KEPT: Final = "Nobody reads or copies the stored keys of the noise of a tree before they are deleted."
@@ -190,7 +192,7 @@ def _clip(privacy: PrivacySection) -> str:
 
 def _guarantee(of_run: float | None, of_all: float | None, delta: float) -> dict[str, Any]:
     """Return the claimed figures; one that has no bound is not in it."""
-    found: dict[str, Any] = {"delta": delta, "accounting": "Rényi; delta includes what samplers may miss"}
+    found: dict[str, Any] = {"delta": delta, "accounting": ACCOUNTING}
     for name, value in (("epsilon", of_run), ("epsilon_all_runs", of_all)):
         if value is not None and math.isfinite(value):
             found[name] = float(rounded_up(value))

@@ -5,7 +5,8 @@
                    part, so that with as many clients as values each client has one value
     shards(n)      examples sorted by label, cut into n shards a client, which are drawn (McMahan et al. 2017)
     dirichlet(a)   for each label, shares drawn from Dirichlet(a, .., a): the smaller a, the fewer labels a client has
-                   (Hsu, Qi and Brown 2019)
+                   (Yurochkin et al. 2019). Hsu, Qi and Brown 2019 draw the labels of each client instead, and
+                   give all clients equally many examples
 
 A task gives one array of labels, under the key `label`, or several arrays by their keys. `dirichlet` and `shards` use
 the first array.

@@ -5,8 +5,9 @@ device. Round k of n takes the position from (k - 1) / n to k / n, and a device 
 two devices of different speed have the same rate at the same time.
 
 With partial work, training ends while there is still time to send the update. An example then weighs by the share of
-the work that was done with it, and the normalizer counts only the steps made. So a device that was stopped is averaged
-correctly with the others.
+the work that was done with it, and the normalizer counts only the steps made. The share keeps one noisy step from
+counting as twenty, so the model leans to the data of devices that finish. FedNova's own weights (Wang et al. 2020) are
+the data alone; `steps = "auto"` has those.
 """
 
 from __future__ import annotations

@@ -6,7 +6,16 @@ import ast
 import json
 from pathlib import Path
 
-from benchmarks.house import COUNTED, docstrings, files_called, in_most_periods, sizes, undocumented
+from benchmarks.house import (
+    COUNTED,
+    LARGE_LINES,
+    docstrings,
+    files_called,
+    in_most_periods,
+    python_files,
+    sizes,
+    undocumented,
+)
 from tests.support.benchmark_document import document_of
 from thinwire.core import Key
 
@@ -76,3 +85,8 @@ def test_files_of_one_codec_may_be_short(tmp_path: Path) -> None:
 def test_no_file_of_the_package_is_too_long_or_too_short_to_be_read() -> None:
     figures = sizes(ROOT / "thinwire")
     assert (figures["files_over_400"], figures["files_under_60"]) == (0, 0)
+
+
+def test_no_file_of_tests_is_too_long_to_be_read() -> None:
+    lines = {str(path): len(path.read_text().splitlines()) for path in python_files(ROOT / "tests")}
+    assert [path for path, count in lines.items() if count > LARGE_LINES] == []

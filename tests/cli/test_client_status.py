@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -72,6 +73,25 @@ def test_reload_signals_a_client_that_runs_and_refuses_one_that_does_not(thinwir
     assert f"thinwire client logs --home {home} --name pi-03\n" in said.err
     said = thinwire("client", "reload", "--home", home)
     assert (said.code, len(signalled), "pi-03 is not running" in said.err) == (9, 1, True), said.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(ProcessLookupError, 9, "pi-03 is not running"), (PermissionError, 2, "pi-03 runs as another user")],
+)
+def test_a_client_that_cannot_be_signalled_is_not_said_to_reload(thinwire, home, monkeypatch, error, code, said):
+    """It may end, or be another user's, between the look at its lock and the signal."""
+    folder = client_home(home, "pi-03")
+    ClientStatus().save(folder)
+
+    def kill(pid: int, number: int) -> None:
+        raise error
+
+    with hold(folder / "lock", {"tasks": []}):
+        monkeypatch.setattr(os, "kill", kill)
+        found = thinwire("client", "reload", "--home", home)
+    assert (found.code, said in found.err, "before its next assignment" in found.err) == (code, True, False), found.err
+    assert "\ntry:   " in found.err
 
 
 def test_the_owner_sees_what_the_policy_and_the_pinned_roster_demand_of_secure_rounds(thinwire, home, tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,28 @@ def test_a_start_keeps_the_options_that_it_was_given(thinwire, home):
     assert json.loads((home / "clients" / "pi-01" / "start.json").read_text()) == {
         "options": {"aggregator": "127.0.0.1:9", "task": [task], "name": "pi-01", **paths}, "folder": str(Path.cwd()),
     }  # fmt: skip
+
+
+def test_a_start_on_a_full_disk_says_that_its_options_are_not_kept(thinwire, home, monkeypatch):
+    """It serves all the same: other commands alone read them, and they have those of the start before."""
+    words = ["--aggregator", "127.0.0.1:9", "--task", "digits=examples/digits/task.py", "--name", "pi-01", "--once"]
+    assert thinwire("client", "start", *words, "--home", home).code == 4
+    kept = home / "clients" / "pi-01" / "start.json"
+    before, make = kept.read_bytes(), tempfile.mkstemp
+
+    def full(dir: Path, prefix: str) -> tuple[int, str]:
+        if prefix == ".start.json.":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return make(dir=dir, prefix=prefix)
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    said = thinwire("client", "start", *words, "--seed", "7", "--home", home)
+    assert said.code == 4
+    assert (
+        f"warning: cannot write {kept} (No space left on device): a service and the doctor use the options of the start"
+        " before\ntry:   free some space, or use another disk: --home FOLDER\n"
+    ) in said.err
+    assert kept.read_bytes() == before
 
 
 @pytest.mark.parametrize("noun", ["aggregator", "client"])

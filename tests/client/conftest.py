@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.fork_server import forking
+from tests.support.trained_elsewhere import Elsewhere
 from thinwire.client import worker_process
 
 
@@ -25,3 +26,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+    """One for all tests of a file: most of them end its process, and none may leave a trace for the next."""
+    made = Elsewhere(tmp_path_factory.mktemp("worker"), threads=1)
+    made.worker.describe()
+    yield made
+    made.worker.close()
+
+
+@pytest.fixture
+def number(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[int]:
+    """A round of its own."""
+    elsewhere.wish()
+    yield 1 + request.session.items.index(request.node)
+    elsewhere.wish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from thinwire.client.calls import BackgroundSender, sent_line
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.personal_files import whole_model
 from thinwire.client.policy import Policy
+from thinwire.client.run_state import FORMAT
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import NotAccepted, ReplyUnreadable
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope
@@ -267,6 +269,21 @@ def test_an_answer_that_was_not_sent_is_sent_by_the_next_process(running: Runnin
     header = running.aggregator.answer(left, running.aggregator.assign(1))[0]
     running.start()
     assert polled(running.fleet, ReplyHeader).update_id == header.update_id
+
+
+def test_a_state_that_another_version_wrote_ends_the_client_with_what_to_do_and_is_left_alone(running: Running) -> None:
+    running.aggregator.answer(running.aggregator.handler(running.folder / "device"), running.aggregator.assign(1))
+    state = running.folder / "device" / "runs" / RUN / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "format": 99}))
+    before = {path: path.read_bytes() for path in state.parent.iterdir()}
+    running.start().join(60)
+    assert running.code == [8]
+    assert running.said[-1].splitlines() == [
+        f"error: the state of {RUN} has another format than this client reads",
+        f"why:   {state} has format 99, this program reads {FORMAT}",
+        f"try:   install the thinwire that wrote it, or remove {state.parent}",
+    ]
+    assert {path: path.read_bytes() for path in state.parent.iterdir()} == before
 
 
 def test_a_task_that_is_not_here_is_a_failure_of_that_assignment(running: Running) -> None:

@@ -18,8 +18,8 @@ NOT_PERSONAL = {  # of runs, models and the house itself
     "clipped dense_up dense_down identity payload_up payload_down wire_up wire_down aggregated_count late dropped "
     "failed totals name tags archived_at deleted_at",
     "rounds": "run_id round opened_at closed_at reason base_version version deadline_s codec target_updates "
-    "min_updates considered seconds metrics train_metrics ignored spent downtimes missed_s secure_sum changed "
-    "payload_up payload_down wire_up wire_down aggregated_count late dropped failed "
+    "min_updates considered replied unanswered seconds metrics train_metrics ignored spent downtimes missed_s "
+    "secure_sum changed payload_up payload_down wire_up wire_down aggregated_count late dropped failed "
     "until_s until_payload until_wire point",
     "phases": "run_id round phase closed_at elapsed_s",
     "clients": "run_id",

@@ -1,134 +1,33 @@
-"""Each attack on a secure round is noticed by a client or by the aggregator, or is shown to be harmless."""
+"""Each attack on a secure round is noticed by a client or by the aggregator, or is shown to be harmless.
+
+Those on its roster: test_roster_attacks.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.secure_cohort import Cohort, identity, name_of, terms_of
+from tests.support.secure_cohort import Cohort, cohort_at, first, name_of, reason_of, terms_of
 from thinwire.core.errors import PlanError
-from thinwire.privacy.contexts import SecureTerms, context_of_round
+from thinwire.privacy.contexts import SecureTerms
 from thinwire.privacy.messages import (
-    Advertisement,
     Agreements,
     BadMessage,
     Delivery,
     Disclosure,
-    Roster,
-    Shares,
     Survivors,
 )
-from thinwire.privacy.participant import Withdraw
 from thinwire.privacy.secure_round import Aborted, TooFew
-
-LOW_ORDER = (
-    bytes(32),
-    b"\x01" + bytes(31),
-    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
-)
-
-
-def reason(call: Callable[[], Any]) -> str:
-    with pytest.raises(Withdraw) as raised:
-        call()
-    return raised.value.reason
-
-
-def at(phase: str, **more: Any) -> Cohort:
-    """A cohort of 5 in which this phase's requests are ready."""
-    before = {"share": "advertise", "masked": "share", "agree": "masked", "unmask": "agree"}
-    cohort = Cohort(terms_of(5, 3, **more), 5)
-    cohort.run(until=before[phase])  # type: ignore[arg-type]  # a literal by phase
-    return cohort
-
-
-def first(cohort: Cohort) -> Any:
-    return cohort.participants[name_of(0)]
-
 
 # Different things told to different clients
 
 
-def test_a_client_of_another_plan_or_model_is_refused_by_all():
-    cohort = Cohort(terms_of(5, 3), 5)
-    cohort.participants[name_of(1)] = cohort.participant(1, context0=context_of_round("test", {"round": 1}))
-    with pytest.raises(BadMessage, match="not signed for this round"):
-        cohort.run()
-    ours = Cohort(terms_of(5, 3), 5)
-    made = [one.advertise() for one in ours.participants.values()]
-    made[1] = cohort.participants[name_of(1)].advertise()
-    roster = Roster(tuple(Advertisement.read(raw, post_quantum=False) for raw in made)).write()
-    assert reason(lambda: first(ours).share(roster)) == "signature"
-
-
-@pytest.mark.parametrize(
-    "other", [{"min_survivors": 4}, {"max_corrupt": 0.01}, {"selected": 6}, {"scalars": ("weight", "loss")}]
-)
-def test_a_client_of_other_terms_is_refused_whatever_the_caller_put_into_the_context(other):
-    cohort = Cohort(terms_of(5, 3), 5)
-    plain = cohort.terms
-    cohort.terms = replace(plain, **other)
-    cohort.participants[name_of(1)] = cohort.participant(1)
-    with pytest.raises(BadMessage, match="not signed for this round"):
-        cohort.run()
-
-
-def test_a_second_device_with_one_identity_key_drops_out_alone():
-    """Otherwise the clients would refuse the roster, and one owner of two names could end every round."""
-    cohort = Cohort(terms_of(5, 3), 5)
-    cohort.server._identities[name_of(1)] = identity(0)
-    sybil: Any = cohort.participants[name_of(1)]
-    sybil._advertisement, sybil._identity = replace(sybil._advertisement, identity=identity(0)), first(cohort)._identity
-    cohort.server.receive(name_of(0), first(cohort).advertise())
-    with pytest.raises(BadMessage, match="the identity key of another client"):
-        cohort.server.receive(name_of(1), sybil.advertise())
-
-
-@pytest.mark.parametrize("taken", ["enc", "mask", "own"])
-def test_a_key_of_another_client_and_one_key_for_two_purposes_are_refused_by_the_aggregator(taken):
-    cohort = Cohort(terms_of(5, 3), 5)
-    liar: Any = cohort.participants[name_of(1)]
-    victim = first(cohort)._advertisement
-    keys = {"enc": {"enc": victim.enc}, "mask": {"enc": victim.mask}, "own": {"mask": liar._advertisement.enc}}[taken]
-    liar._advertisement = replace(liar._advertisement, **keys)
-    cohort.server.receive(name_of(0), first(cohort).advertise())
-    with pytest.raises(BadMessage, match="a key of another client, or one key for two purposes"):
-        cohort.server.receive(name_of(1), liar.advertise())
-
-
-def test_a_roster_that_is_too_long_is_refused_before_a_signature_is_checked(monkeypatch):
-    cohort = at("share")
-    clients = Roster.read(cohort.requests[name_of(0)], post_quantum=False).clients
-    many = Roster((*clients, *(replace(clients[0], name=f"sybil-{i:05}") for i in range(60_000)))).write()
-    monkeypatch.setattr("thinwire.privacy.participant.signed_by", lambda *_: pytest.fail("a signature was checked"))
-    assert reason(lambda: first(cohort).share(many)) == "too-few"
-
-
-def test_different_rosters_give_shares_that_nobody_opens():
-    cohort = Cohort(terms_of(5, 3), 5)
-    cohort.run(until="advertise")
-    clients = Roster.read(cohort.requests[name_of(0)], post_quantum=False).clients
-    smaller = Roster(clients[:4]).write()
-    shares = [
-        cohort.participants[name_of(i)].share(smaller if i == 0 else cohort.requests[name_of(i)]) for i in range(5)
-    ]
-    dealt = Shares.read(shares[0], 1, [1, 2, 3, 4], post_quantum=False)
-    for i in range(1, 5):
-        cohort.server.receive(name_of(i), shares[i])
-    delivery = Delivery.read(cohort.server.close()[name_of(1)], 2, 5, post_quantum=False)
-    entry = next(one for one in dealt.holders if one.holder == 2)
-    forged = Delivery((1, *delivery.sharers), (dealt.nonce, *delivery.nonces), ((1, entry), *delivery.dealt)).write()
-    told: Any = cohort.participants[name_of(1)]
-    told.prepare(forged)
-    assert set(told._received_shares) == {2, 3, 4, 5}, "it discloses nothing of the client with another roster"
-
-
 def test_different_lists_of_sharers_leave_masks_on_the_sum():
-    cohort = at("masked")
+    cohort = cohort_at("masked")
     whole = Delivery.read(cohort.requests[name_of(0)], 1, 5, post_quantum=False)
     fewer = Delivery(whole.sharers[:4], whole.nonces[:4], whole.dealt[:3]).write()
     cohort.requests[name_of(0)] = fewer
@@ -148,73 +47,11 @@ def test_different_lists_of_sharers_leave_masks_on_the_sum():
 
 
 def test_two_lists_of_survivors_never_both_gather_the_signatures():
-    cohort = at("agree")
+    cohort = cohort_at("agree")
     lists = {0: (1, 2, 3, 4, 5), 1: (1, 2, 3, 4, 5), 2: (1, 2, 3, 4), 3: (1, 2, 3, 4)}
     signatures = {i: cohort.participants[name_of(i)].agree(Survivors(clients).write()) for i, clients in lists.items()}
     some = Agreements(tuple((i + 1, signature) for i, signature in sorted(signatures.items()))).write()
-    assert reason(lambda: first(cohort).unmask(some)) == "signature"
-
-
-# Rosters
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda c: (replace(c[0], process=b"x" * 16), *c[1:]), "roster"),
-        (lambda c: c[1:], "roster"),
-        (lambda c: c[:2], "too-few"),
-        (lambda c: (c[0], replace(c[1], enc=c[2].enc), *c[2:]), "roster"),
-        (lambda c: (c[0], replace(c[1], mask=c[1].enc), *c[2:]), "roster"),
-        (lambda c: (c[0], replace(c[1], identity=c[2].identity), *c[2:]), "roster"),
-        (lambda c: (c[0], replace(c[1], nonce_commitment=bytes(32)), *c[2:]), "signature"),
-        (lambda c: (c[0], replace(c[1], signature=c[2].signature), *c[2:]), "signature"),
-        (lambda c: (*c[:4], replace(c[4], name="client-9")), "signature"),
-    ],
-)
-def test_a_wrong_roster_is_refused_before_a_share_is_made(change, expected):
-    cohort = at("share")
-    clients = Roster.read(cohort.requests[name_of(0)], post_quantum=False).clients
-    assert reason(lambda: first(cohort).share(Roster(change(clients)).write())) == expected
-    assert reason(lambda: first(cohort).share(cohort.requests[name_of(0)])) == "order"
-
-
-def test_more_clients_than_were_asked_are_refused():
-    cohort = Cohort(terms_of(4, 3), 5)
-    made = [one.advertise() for one in cohort.participants.values()]
-    roster = Roster(tuple(Advertisement.read(raw, post_quantum=False) for raw in made)).write()
-    assert reason(lambda: first(cohort).share(roster)) == "too-few"
-
-
-def test_a_sybil_outside_the_pinned_roster_is_refused():
-    cohort = Cohort(terms_of(5, 4, adversary="malicious"), 5, pinned={name_of(i): identity(i) for i in range(4)})
-    cohort.run(until="advertise")
-    assert reason(lambda: first(cohort).share(cohort.requests[name_of(0)])) == "roster"
-
-
-def test_a_malicious_aggregator_is_withstood_only_with_a_pinned_roster():
-    assert reason(lambda: Cohort(terms_of(5, 4, adversary="malicious"), 5)) == "terms"
-
-
-def test_a_pinned_roster_and_malicious_terms_sum_exactly():
-    cohort = Cohort(terms_of(5, 4, adversary="malicious"), 5, pinned={name_of(i): identity(i) for i in range(5)})
-    cohort.run({"masked": [name_of(4)]})
-    lanes, _ = cohort.sum()
-    assert np.array_equal(lanes, cohort.wanted(cohort.server.survivors)[0])
-
-
-@pytest.mark.parametrize("point", LOW_ORDER)
-@pytest.mark.parametrize("pair", ["enc", "mask"])
-def test_a_point_of_low_order_is_refused(point, pair):
-    cohort = Cohort(terms_of(5, 3), 5)
-    other: Any = cohort.participants[name_of(1)]
-    keys = replace(getattr(other._advertisement, pair), x25519=point)
-    other._advertisement = replace(other._advertisement, **{pair: keys})
-    made = [one.advertise() for one in cohort.participants.values()]
-    with pytest.raises(BadMessage, match="low order"):
-        cohort.server.receive(name_of(1), made[1])
-    roster = Roster(tuple(Advertisement.read(raw, post_quantum=False) for raw in made)).write()
-    assert reason(lambda: first(cohort).share(roster)) == "roster"
+    assert reason_of(lambda: first(cohort).unmask(some)) == "signature"
 
 
 # Shares
@@ -234,15 +71,15 @@ def with_first(delivery: Delivery, **changed: Any) -> Delivery:
     ],
 )
 def test_a_delivery_of_other_clients_or_nonces_is_refused(change):
-    cohort = at("masked")
+    cohort = cohort_at("masked")
     delivery = change(Delivery.read(cohort.requests[name_of(0)], 1, 5, post_quantum=False))
-    assert reason(lambda: first(cohort).prepare(delivery.write())) in ("shares", "too-few")
+    assert reason_of(lambda: first(cohort).prepare(delivery.write())) in ("shares", "too-few")
 
 
 def test_the_messages_of_another_round_are_refused():
-    cohort, other = at("masked"), Cohort(terms_of(5, 3), 5, seed=1)
+    cohort, other = cohort_at("masked"), Cohort(terms_of(5, 3), 5, seed=1)
     other.run(until="share")
-    assert reason(lambda: first(cohort).prepare(other.requests[name_of(0)])) == "shares"
+    assert reason_of(lambda: first(cohort).prepare(other.requests[name_of(0)])) == "shares"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +92,7 @@ def test_the_messages_of_another_round_are_refused():
     ],
 )
 def test_shares_that_were_swapped_or_changed_are_not_kept(change):
-    cohort = at("masked")
+    cohort = cohort_at("masked")
     first(cohort).prepare(change(Delivery.read(cohort.requests[name_of(0)], 1, 5, post_quantum=False)).write())
     assert set(first(cohort)._received_shares) == {1, 3, 4, 5}
 
@@ -292,8 +129,8 @@ def test_a_dealer_of_too_many_wrong_shares_is_named():
     ("survivors", "expected"), [((2, 3, 4), "survivors"), ((1, 2), "too-few"), ((1, 2, 3, 4, 5, 6), "message")]
 )
 def test_a_wrong_list_of_survivors_is_not_signed(survivors, expected):
-    cohort = at("agree")
-    assert reason(lambda: first(cohort).agree(Survivors(survivors).write())) == expected
+    cohort = cohort_at("agree")
+    assert reason_of(lambda: first(cohort).agree(Survivors(survivors).write())) == expected
 
 
 @pytest.mark.parametrize(("least", "signs"), [(4, True), (5, False)])
@@ -302,7 +139,7 @@ def test_an_owner_may_want_more_survivors_than_the_round_needs(least: int, signs
     cohort.participants[name_of(0)] = cohort.participant(0, min_survivors=least)
     cohort.run(until="masked")
     four = Survivors((1, 2, 3, 4)).write()
-    assert first(cohort).agree(four) if signs else reason(lambda: first(cohort).agree(four)) == "too-few"
+    assert first(cohort).agree(four) if signs else reason_of(lambda: first(cohort).agree(four)) == "too-few"
 
 
 @pytest.mark.parametrize(("corrupt", "members"), [(0.0, 2), (0.5, 6)])
@@ -312,7 +149,7 @@ def test_no_sum_has_one_honest_client_only(corrupt, members):
     terms = SecureTerms(clients, corrupt, (clients - members - 1) / clients, lanes=21, width=12, scalars=("weight",))
     cohort = Cohort(terms, clients)
     cohort.run(until="masked")
-    assert reason(lambda: first(cohort).agree(Survivors(tuple(range(1, members + 1))).write())) == "too-few"
+    assert reason_of(lambda: first(cohort).agree(Survivors(tuple(range(1, members + 1))).write())) == "too-few"
     with pytest.raises(PlanError, match="no threshold"):
         SecureTerms(clients, corrupt, (clients - members) / clients, 21, 12).graph_of(clients)
 
@@ -320,30 +157,30 @@ def test_no_sum_has_one_honest_client_only(corrupt, members):
 def test_a_survivor_that_sent_no_shares_is_refused():
     cohort = Cohort(terms_of(5, 3), 5)
     cohort.run({"share": [name_of(4)]}, until="masked")
-    assert reason(lambda: first(cohort).agree(Survivors((1, 2, 3, 5)).write())) == "survivors"
+    assert reason_of(lambda: first(cohort).agree(Survivors((1, 2, 3, 5)).write())) == "survivors"
 
 
 def test_both_shares_of_a_peer_never_leave_one_client():
-    cohort = at("unmask")
+    cohort = cohort_at("unmask")
     one = first(cohort)
     answer = one.unmask(cohort.requests[name_of(0)])
     assert one.unmask(cohort.requests[name_of(0)]) == answer
     assert [is_root for _, is_root, _ in Disclosure.read(answer, 5).shares] == [False] * 5
-    assert reason(lambda: one.unmask(cohort.requests[name_of(0)] + b"x")) == "another-request"
+    assert reason_of(lambda: one.unmask(cohort.requests[name_of(0)] + b"x")) == "another-request"
 
 
 def test_a_second_list_of_survivors_withdraws_the_client():
-    cohort = at("agree")
+    cohort = cohort_at("agree")
     one = first(cohort)
     one.agree(Survivors((1, 2, 3, 4)).write())
-    assert reason(lambda: one.agree(Survivors((1, 2, 3)).write())) == "another-request"
-    assert reason(lambda: one.unmask(Agreements(()).write())) == "order"
+    assert reason_of(lambda: one.agree(Survivors((1, 2, 3)).write())) == "another-request"
+    assert reason_of(lambda: one.unmask(Agreements(()).write())) == "order"
 
 
 def test_a_second_vector_is_never_masked():
-    cohort = at("agree")
+    cohort = cohort_at("agree")
     lanes = np.zeros(cohort.terms.lanes, np.uint16)
-    assert reason(lambda: first(cohort).mask(lanes, [1, 1])) == "order"
+    assert reason_of(lambda: first(cohort).mask(lanes, [1, 1])) == "order"
 
 
 @pytest.mark.parametrize(
@@ -355,13 +192,13 @@ def test_a_second_vector_is_never_masked():
     ],
 )
 def test_signatures_that_are_forged_or_repeated_do_not_count(change):
-    cohort = at("unmask")
+    cohort = cohort_at("unmask")
     rows = change(Agreements.read(cohort.requests[name_of(0)], 5).signatures)
-    assert reason(lambda: first(cohort).unmask(Agreements(rows).write())) == "signature"
+    assert reason_of(lambda: first(cohort).unmask(Agreements(rows).write())) == "signature"
 
 
 def test_no_share_of_the_own_root_is_kept():
-    cohort = at("agree")
+    cohort = cohort_at("agree")
     assert first(cohort)._received_shares[1][0] == b""
 
 
@@ -369,7 +206,7 @@ def test_no_share_of_the_own_root_is_kept():
 
 
 def test_a_client_that_discloses_wrong_shares_is_dropped_and_the_sum_is_exact():
-    cohort = at("unmask")
+    cohort = cohort_at("unmask")
     for number, (name, request) in enumerate(sorted(cohort.requests.items())):
         answer = cohort.answer("unmask", name, request)
         if number == 0:
@@ -385,7 +222,7 @@ def test_a_client_that_discloses_wrong_shares_is_dropped_and_the_sum_is_exact():
 
 
 def test_a_client_that_discloses_the_other_share_is_dropped():
-    cohort = at("unmask")
+    cohort = cohort_at("unmask")
     answer = cohort.answer("unmask", name_of(0), cohort.requests[name_of(0)])
     rows = Disclosure.read(answer, 5).shares
     with pytest.raises(BadMessage, match="of the other kind"):
@@ -393,15 +230,15 @@ def test_a_client_that_discloses_the_other_share_is_dropped():
 
 
 def test_a_withdrawn_client_keeps_no_secret():
-    cohort = at("masked")
+    cohort = cohort_at("masked")
     one = first(cohort)
-    reason(lambda: one.prepare(b""))
+    reason_of(lambda: one.prepare(b""))
     assert not {"_root", "_self_seed", "_seal_keys", "_mask_keys", "_nonce"} & set(vars(one))
     assert not one._received_shares
 
 
 def test_the_sum_holds_a_client_that_answered_nothing_after_its_vector():
-    cohort = at("agree")
+    cohort = cohort_at("agree")
     for name in map(name_of, range(1, 5)):
         cohort.server.receive(name, cohort.answer("agree", name, cohort.requests[name]))
     for name, request in cohort.server.close().items():

@@ -28,7 +28,7 @@ from thinwire.client.run_state import ClientRunState
 from thinwire.core import RunPlan
 from thinwire.core.errors import NotWritten, Refused
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
-from thinwire.core.statedir import AggregatorHome, Held, own, take_over
+from thinwire.core.statedir import AggregatorHome, Held, own
 from thinwire.server import command_queue
 from thinwire.server.context import RunContext
 from thinwire.server.run_deletion import delete_run
@@ -377,7 +377,7 @@ def test_what_a_client_commits_is_synced_as_the_journal_is(tmp_path: Path, monke
     assert {"residual", "state", "1"} <= {name.partition(".")[0].partition("-")[0] for name in of_clients}
 
 
-def test_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_another_process_has_or_may_have_is_refused(tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         raise Killed
 
@@ -387,5 +387,9 @@ def test_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
     (owner,) = home.root.glob("runs/*/.owner")
     with own(owner), pytest.raises(Refused, match="another process runs"):
         run(tmp_path)
-    with take_over(owner), pytest.raises(Held), take_over(owner):  # both saw a moment ago that its process had died
+    with own(owner, is_new=False), pytest.raises(Held), own(owner, is_new=False):  # both saw that its process had died
         raise AssertionError("two processes go on with one run")
+    owner.write_text('{"pid": 7, "host": "another"}')
+    with pytest.raises(Refused, match="nobody knows whether another machine still runs small-1") as refused:
+        run(tmp_path)
+    assert refused.value.hint.endswith("give the run up: thinwire runs stop small-1")

@@ -48,7 +48,9 @@ def test_the_slowest_upload_is_told_with_its_bytes_and_its_speed():
 
 
 def test_a_deadline_says_whom_it_cut_off():
-    closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
+    closed = replace(
+        ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2", unanswered=1
+    )
     late = replace(ASK, outcome="aggregated-late")
     found = explain_round(closed, [QUICK, late])
     assert found.waited_for == ("pi-3",)

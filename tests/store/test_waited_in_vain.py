@@ -74,7 +74,7 @@ def test_of_an_older_store_that_does_not_know_when_an_assignment_failed_nobody_i
 
 
 def test_a_deadline_counts_who_was_out_when_it_passed_and_not_who_was_lost_before():
-    closed = replace(ENOUGH, reason="deadline", selected=["pi-1", "pi-2", "pi-3"], deadline_s=38.0)
+    closed = replace(ENOUGH, reason="deadline", selected=["pi-1", "pi-2", "pi-3"], deadline_s=38.0, unanswered=1)
     silent = replace(FAILED, device="pi-1", outcome="selected", reason="", failed_at=None)
     found = explain_round(closed, [silent, QUICK, replace(FAILED, failed_at=120.0)])
     assert found.waited_for == ("pi-1",)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -16,7 +17,7 @@ from tests.support.scripted_rng import ScriptedRng
 from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import SecureTerms, context_of_round
 from thinwire.privacy.masks import centered, lane_dtype
-from thinwire.privacy.participant import MaskedVectors, Participant, SecureIdentity
+from thinwire.privacy.participant import MaskedVectors, Participant, SecureIdentity, Withdraw
 from thinwire.privacy.secure_round import MaskedSum, SecureRound
 
 Tamper = Callable[[Phase, str, bytes], bytes]
@@ -148,3 +149,22 @@ class Cohort:
             np.sum([self.point(name) for name in names], axis=0),
             dict(zip(self.terms.scalars, scalars, strict=True)),
         )
+
+
+def cohort_at(phase: str, **more: Any) -> Cohort:
+    """A cohort of 5 in which this phase's requests are ready."""
+    before = {"share": "advertise", "masked": "share", "agree": "masked", "unmask": "agree"}
+    cohort = Cohort(terms_of(5, 3, **more), 5)
+    cohort.run(until=before[phase])  # type: ignore[arg-type]  # a literal by phase
+    return cohort
+
+
+def first(cohort: Cohort) -> Any:
+    return cohort.participants[name_of(0)]
+
+
+def reason_of(call: Callable[[], Any]) -> str:
+    """Why the client withdraws in this call."""
+    with pytest.raises(Withdraw) as raised:
+        call()
+    return raised.value.reason

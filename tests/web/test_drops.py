@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
+import pytest
 from playwright.sync_api import expect
+from starlette.testclient import TestClient
 
-from tests.support.api_answers import Told
+from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import Open, axe, overflow
 from tests.support.serving import Shown
 from thinwire.client.errors import WORK
@@ -21,6 +23,38 @@ def test_each_reason_of_a_drop_and_of_a_round_s_end_has_a_sentence():
     assert set(DROP_TEXTS) == set(get_args(DropReason))
     assert set(LEFT) == {*get_args(Reason), "lattice", WORK}, "the words that a client under masks tells of a failure"
     assert set(CLOSED) == set(get_args(CloseReason))
+
+
+@pytest.mark.parametrize(
+    ("reason", "replies", "said"),
+    [
+        ("deadline", 5, "the deadline passed: 2 of 8 devices had not replied"),
+        ("enough", 5, "enough answered (5); 2 more were still at work"),
+        ("too-few", 3, "too few answered: 3 of at least 4; the model stays as it was"),
+    ],
+)
+def test_a_closed_round_says_the_same_whatever_comes_after_its_end(
+    page: TestClient, run: Told, reason: CloseReason, replies: int, said: str
+):
+    """One device had failed before the end and replies after it; of the silent ones one replies and one is lost."""
+    run.open(4.0, target_updates=5)
+    for device in DEVICES[:replies]:
+        run.answer(device, 1.0)
+    failed, replied, lost, *_ = DEVICES[replies:]
+    run.fail(failed, 2.0, "offline", "")
+    run.close(reason, 4.0, [*DEVICES[replies + 1 :]])
+
+    def shown() -> dict[str, str]:
+        found: dict[str, str] = page.get(f"/api/v1/runs/{run.run_id}/rounds/{run.round}").json()
+        return found
+
+    assert shown()["closing"] == said
+    for device in (failed, replied):
+        run.drop(device, 5.0, "late")
+    run.fail(lost, 5.0, "offline", "")
+    assert shown()["closing"] == said
+    if reason == "deadline":
+        assert "2 of 8 had not replied when its deadline of 4.0 s passed" in shown()["why"], "as the explanation says"
 
 
 def test_a_dropped_update_says_why_in_its_round_at_its_client_and_in_the_journal(run: Told, served: Shown, look: Open):

@@ -29,6 +29,7 @@ log = logging.getLogger("thinwire.home")
 MB = 10**6
 SWEEPS = "sweeps"
 DASHBOARD_LOCK = "dashboard.lock"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # the disk accepts no writes, for now
 
@@ -326,24 +327,15 @@ def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def own(path: Path) -> Iterator[None]:
-    """Hold a new lock file, which becomes visible only when it is locked.
+def own(path: Path, is_new: bool = True) -> Iterator[None]:
+    """Hold a new lock file, which becomes visible only when it is locked, or else that of a process that has died.
 
-    If the block raises, the unlocked file stays, like that of a process that died.
+    If the block raises, the unlocked file stays. Raise `Held` if another process has locked the file.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft = path.with_name(f"{path.name}.{os.getpid()}") if is_new else path
     with lock_file(draft) as descriptor:
-        write_about(descriptor, {"host": socket.gethostname()})
+        write_about(descriptor, _machine())
         os.replace(draft, path)
-        yield
-        path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def take_over(path: Path) -> Iterator[None]:
-    """Hold the lock file of a process that has died, as `own` holds a new one; raise `Held` if another process does."""
-    with lock_file(path) as descriptor:
-        write_about(descriptor, {"host": socket.gethostname()})
         yield
         path.unlink(missing_ok=True)
 
@@ -351,12 +343,21 @@ def take_over(path: Path) -> Iterator[None]:
 def dead_owner(path: Path) -> str | None:
     """Return the process that made this lock file and has died, in words; None if it lives or its death is not certain.
 
-    It is not certain without a file, or if the process ran on another machine, whose locks may not be visible here.
+    It is not certain without a file, or if the process ran on another machine, whose locks may not be visible here. The
+    containers of a machine have their own hosts, but one kernel, and with it one boot id and the same locks.
     """
     about = _read(path)
-    if about.get("host") != socket.gethostname() or holder(path) is not None:
+    if not any(about.get(key) == name for key, name in _machine().items()) or holder(path) is not None:
         return None
     return f"process {about.get('pid')}"
+
+
+def _machine() -> dict[str, str]:
+    """Return the names of this machine: its host, and the boot id of its kernel where it is Linux."""
+    found = {"host": socket.gethostname()}
+    with contextlib.suppress(OSError):
+        found["boot"] = BOOT_ID.read_text().strip()
+    return found
 
 
 def write_about(descriptor: int, about: Mapping[str, Any]) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from thinwire.client.errors import as_thinwire_error
 from thinwire.client.task import LoadedTask
 from thinwire.client.task_check import metrics_of
 from thinwire.client.train.errors import BadSplit, BadUsage, task_code
 from thinwire.client.train.module import keep_generators
-from thinwire.core.errors import PlanError, TaskError, TooFewClients, UsageError
+from thinwire.core.errors import PlanError, Refused, TaskError, TooFewClients, UsageError
 from thinwire.core.formatting import counted
 from thinwire.core.plan import RunPlan
+from thinwire.core.statedir import AggregatorHome, dead_owner, holder
 from thinwire.server.policy.cohort import fewest_to_begin, wait_reason
-from thinwire.simulation.client_pool import ClientPopulation
+
+if TYPE_CHECKING:
+    from thinwire.simulation.client_pool import ClientPopulation
 
 
 def require_own_start(plan: RunPlan) -> None:
@@ -36,6 +40,24 @@ def require_one_process_for_secrets(plan: RunPlan, processes: int) -> None:
             why="the secrets of a client stay in the memory of one process",
             hint="leave --processes out",
         )
+
+
+def require_dead_owner(home: AggregatorHome, run_id: str) -> None:
+    """Raise `Refused` unless the process that simulated the run has died: two would write over each other."""
+    owner = home.owner(run_id)
+    if dead_owner(owner) is not None:
+        return
+    if holder(owner) is not None:
+        raise Refused(
+            f"another process runs {run_id} in {home.root.parent}",
+            why="two cannot go on with one run",
+            hint="wait for it, or give this one another home",
+        )
+    raise Refused(
+        f"nobody knows whether another machine still runs {run_id} in {home.root.parent}",
+        why="its lock may not be visible on this one, and two cannot go on with one run",
+        hint=f"the same command on that machine; or give the run up: thinwire runs stop {run_id}",
+    )
 
 
 def require_step_seconds(step_s: Sequence[float], clients: int) -> None:

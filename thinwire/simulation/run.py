@@ -38,7 +38,7 @@ from thinwire.core.events import ENDED, ClientFailed, Evaluated, Event, RoundClo
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.statedir import AggregatorHome, take_over
+from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import RunCommands, StopCommand
@@ -210,7 +210,7 @@ def run_sim(
         state = ResumableSimulation.find(store, home, plan, about) if resumable else None
         if state and state.unfinished:
             run_id = state.unfinished
-            stack.enter_context(take_over(home.owner(run_id)))
+            stack.enter_context(own(home.owner(run_id), is_new=False))
         else:
             model = FirstModel(made.layout, report(task), made.vector, made.buffers, made.counters, made.fixed)
             run_id = submit(store, home, plan, model, source="sim", owned=stack)

@@ -34,7 +34,7 @@ from thinwire.client.personal_files import FOLDER as PERSONAL
 from thinwire.client.personal_files import save_values
 from thinwire.client.run_state import STATE, ClientRunState, RunFolder, run_path, write_unsynced
 from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import BadPayload, Refused
+from thinwire.core.errors import BadPayload
 from thinwire.core.events import ENDED, ClientFailed, Event, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Spool
 from thinwire.core.part_file import damaged_part
@@ -49,6 +49,7 @@ from thinwire.core.statedir import (
     write_atomically,
 )
 from thinwire.core.types import Arrived, ReplyHeader, Transfer, UpdateId
+from thinwire.simulation.checks import require_dead_owner
 from thinwire.store import FileSpool, Store
 
 BLOCK = 1 << 20
@@ -288,9 +289,7 @@ class ResumableSimulation:
                 continue
             if dict(row.plan) != plan.to_json() or _read(home.simulation(row.run_id)) != about:
                 continue
-            if dead_owner(home.owner(row.run_id)) is None:
-                what, why = f"another process runs {row.run_id} in {home.root.parent}", "two cannot go on with one run"
-                raise Refused(what, why, hint="wait for it, or give this one another home")
+            require_dead_owner(home, row.run_id)
             return cls(home, about, row.run_id)
         return cls(home, about)
 

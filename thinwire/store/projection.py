@@ -177,12 +177,12 @@ class Projection:
         upsert(self.connection, RoundPhase, [row])
 
     def _closed(self, event: RoundClosed) -> None:
-        self.assignments.settle(event.aggregated, "aggregated", event)
-        self.assignments.settle(event.dropped, "dropped", event, event.reason)
+        replied = self.assignments.settle(event.aggregated, "aggregated", event)
+        replied += self.assignments.settle(event.dropped, "dropped", event, event.reason)
         self.assignments.cap(event)
         self._round(
             event.round, closed_at=event.at, reason=event.reason, detail=event.detail, version=event.version,
-            aggregated=list(event.aggregated),
+            aggregated=list(event.aggregated), replied=replied, unanswered=len(event.outstanding),
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
             ignored=event.ignored,
         )  # fmt: skip
@@ -360,14 +360,16 @@ class UpdateProjector:
 
     def settle(
         self, update_ids: Iterable[str], outcome: str, event: UpdateAggregated | RoundClosed, reason: str = ""
-    ) -> None:
-        """Set the outcome of updates to aggregated or dropped; a late one gets `aggregated-late`."""
-        for row in self.rows.by_update(update_ids):
+    ) -> int:
+        """Set the outcome of updates to aggregated or dropped, or `aggregated-late`; return how many are not late."""
+        rows = self.rows.by_update(update_ids)
+        for row in rows:
             if outcome == "aggregated":
                 how = "aggregated-late" if row["late_reply"] else "aggregated"
                 self._set_outcome(row, how, event.at, aggregated_round=event.round)
             elif row["outcome"] != "dropped":
                 self._set_outcome(row, "dropped", event.at, reason=reason, aggregated_round=None)
+        return sum(row["round"] == event.round for row in rows)
 
     def cap(self, event: RoundClosed) -> None:
         """Store next to its outcome why an update has less weight than its reply claims, and whether it was chosen."""

@@ -68,8 +68,7 @@ class RunRow(Traffic, Outcomes, Measured):
     """Holds a run as it is now. Times are wall-clock seconds; `wire_*` is None without a network (simulation).
 
     `identity` is 64 random bits in hex, "" for a simulation. By it a device tells a run from a run of the same id in
-    another state directory. `dense_*` are the bytes of the same transfers in plain float32. `late`, `dropped` and
-    `failed` count assignments by outcome.
+    another state directory. `dense_*` are the bytes of the same transfers in plain float32.
     """
 
     run_id: str
@@ -121,10 +120,8 @@ class RoundRow(Traffic, Outcomes, Measured):
     """Holds a round. `late`, `dropped` and `failed` count this round's assignments by outcome, whenever it was decided.
 
     The field `aggregated` lists the updates aggregated in this round, including late ones of earlier rounds. `metrics`
-    and `spread` measure the version that the round made.
-
-    `clipped` is {} or, if clients' values were clipped, holds `means` and `clients`. `means` are the metrics on which
-    `best` and `target` are decided; `clients` names the clipped metrics by client.
+    and `spread` measure the version that the round made. `clipped` is {} or, if clients' values were clipped, holds
+    `means` and `clients`: the metrics on which `best` and `target` are decided, and the clipped metrics by client.
 
     Bytes down are those of this round's assignments. Bytes up are those of the replies that arrived in it, whichever
     round they belong to.
@@ -170,6 +167,8 @@ class RoundRow(Traffic, Outcomes, Measured):
     until_s: float | None = None  # of a closed round: sums from the run's start until its end
     until_payload: int | None = None
     until_wire: int | None = None
+    replied: int = 0  # selected devices whose reply was in when the round closed: nothing later changes it
+    unanswered: int = 0  # those that had neither replied nor failed then
     changed: int = field(default=0, compare=False)  # as of a round
     arrived: int = 0  # of an open round: own assignments with a recorded reply that is not aggregated yet
 

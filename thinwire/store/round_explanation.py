@@ -253,8 +253,8 @@ def _deadline_text(found: RoundRow, assignments: Sequence[UpdateRow], waited_for
     """Return a clause about the devices that missed the deadline, with the stages of the first late reply."""
     if found.hides_sample:
         return f"it ended at its deadline of {duration(found.deadline_s)}, whoever was sampled"
-    silent = len(waited_for) or _count_unanswered_then(found, assignments)
-    said = f"{silent} of {len(found.selected)} had not replied when its deadline of {duration(found.deadline_s)} passed"
+    silent = f"{found.unanswered} of {len(found.selected)} had not replied"
+    said = f"{silent} when its deadline of {duration(found.deadline_s)} passed"
     late = [one for one in assignments if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
@@ -313,22 +313,6 @@ def downtime_text(found: RoundRow, meanwhile: str = "") -> str:
         return f"the aggregator was offline{meanwhile} for an unknown time: the clock was set"
     took = downtime_of(found)
     return f"the aggregator was offline for {duration(took)}{meanwhile}" if took >= MIN_DOWNTIME_S else ""
-
-
-def _count_unanswered_then(found: RoundRow, assignments: Sequence[UpdateRow]) -> int:
-    """Return how many had neither replied nor failed before the round closed, whatever became of them later."""
-    if not assignments or found.closed_at is None:
-        return count_unanswered(found)
-    ends = [(one.arrived_at, one.failed_at) for one in assignments if not is_follow_up(one.assignment_id)]
-    return sum(
-        (arrived is None or arrived >= found.closed_at) and (failed is None or failed > found.closed_at)
-        for arrived, failed in ends
-    )
-
-
-def count_unanswered(found: RoundRow) -> int:
-    """Return the number of devices that had not replied when the round closed; late replies came after that."""
-    return max(0, len(found.selected) - found.aggregated_count - found.dropped - found.failed)
 
 
 def longest_stage_text(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float | None = None) -> str:

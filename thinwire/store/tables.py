@@ -130,6 +130,8 @@ Round = Table(
     needed("selected", JSON),
     needed("not_selected", JSON),
     needed("aggregated", JSON, default=list),
+    needed("replied", BoundedInteger, default=0, server_default="0"),  # selected clients, when the round closed
+    needed("unanswered", BoundedInteger, default=0, server_default="0"),
     optional("seconds", Double),
     needed("metrics", JSON, default=dict),
     needed("spread", JSON, default=dict),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from thinwire.core.formatting import counted, duration, figure
 from thinwire.reports import secure_rounds
 from thinwire.store import RoundRow, RunRow, UpdateRow
-from thinwire.store.round_explanation import count_unanswered, downtime_text
+from thinwire.store.round_explanation import downtime_text
 
 NOT_MEASURED = 'the plan measures no model: [run] evaluate = "off"'
 
@@ -118,17 +118,17 @@ def _failed(round_: RoundRow) -> str:
 
 
 def closing(round_: RoundRow, least: int = 0) -> str:
-    """Return the reason why the round closed as a sentence; "" while it is open.
+    """Return the reason why the round closed as a sentence; "" while it is open. Later replies do not change it.
 
     `least` is the fewest clients in a sum under masks, 0 without secure aggregation.
     """
-    selected, silent = len(round_.selected), count_unanswered(round_)
+    selected, silent = len(round_.selected), round_.unanswered
     if round_.hides_sample and round_.reason == "deadline":
         return "its deadline passed; who was sampled is not shown"
     said = {
         "": "",
         "all": "everybody selected has answered",
-        "enough": _enough(round_, silent),
+        "enough": _enough(round_),
         "deadline": f"the deadline passed: {silent} of {counted(selected, 'device')} had not replied",
         "too-few": f"{_too_few(round_, least)}; the model stays as it was",
         "buffer": f"the buffer was full: {counted(len(round_.aggregated), 'update')}",
@@ -148,14 +148,14 @@ def _too_few(round_: RoundRow, least: int) -> str:
     if least:
         needs = max(least, round_.min_updates)
         return f"too few clients were left for a sum, which needs {needs}{_detail(round_)}"
-    return f"too few answered: {_came(round_)} of at least {round_.min_updates}"
+    return f"too few answered: {round_.replied} of at least {round_.min_updates}"
 
 
-def _enough(round_: RoundRow, silent: int) -> str:
+def _enough(round_: RoundRow) -> str:
     """Return the reason of a round that closed with enough replies."""
-    if silent and len(round_.aggregated) >= round_.target_updates:
-        return f"enough answered ({round_.target_updates}); {silent} more were still at work"
-    lost = round_.failed
+    if round_.unanswered and len(round_.aggregated) >= round_.target_updates:
+        return f"enough answered ({round_.target_updates}); {round_.unanswered} more were still at work"
+    lost = max(0, len(round_.selected) - round_.replied - round_.unanswered)  # whether or not they replied later
     return (
         f"all that could answer did; {lost} {'device' if lost == 1 else 'devices'} failed"
         if lost
@@ -163,11 +163,6 @@ def _enough(round_: RoundRow, silent: int) -> str:
         if len(round_.aggregated) >= round_.target_updates
         else "all that could answer did"
     )
-
-
-def _came(round_: RoundRow) -> int:
-    """Return the number of clients that replied."""
-    return max(0, len(round_.selected) - round_.failed - count_unanswered(round_))
 
 
 def _made(run: RunRow) -> str:

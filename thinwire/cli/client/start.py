@@ -99,8 +99,11 @@ def begin(given: ClientOptions) -> int:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
         data = given.data.absolute() if given.data else None
         client = ClientInfo(given.name, data, part, parts, given.split, given.seed, given.device)
-        with contextlib.suppress(NotWritten):  # a full disk: only other commands read them
+        try:
             options_of_this_command().save(folder)
+        except NotWritten as error:  # a full disk: only other commands read them
+            console.note(f"warning: {error}: a service and the doctor use the options of the start before")
+            console.note(f"try:   {error.hint}")
         clock = ServerClock()
         if not (folder / KEY_FILE).exists():
             take_over(folder, left_ledger(folder))

@@ -36,9 +36,9 @@ from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_f
 from thinwire.core.start_options import start_command
 from thinwire.reports.alerting import CERTIFICATE, OFFLINE, AlertContext, conditions
 from thinwire.store import ROLES, AlertRow, Store
-from thinwire.web.access import API, StoreDep, Who, visitor
+from thinwire.web.access import API, Number, StoreDep, Who, visitor
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import Number, as_csv
+from thinwire.web.rows import as_csv
 from thinwire.web.settings import aggregator, home_option
 
 ALERTS_READ_S: Final = 10.0  # between two reads of the conditions that raise an alert

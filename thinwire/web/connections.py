@@ -142,6 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
 HEARTBEAT_S: Final = 15.0
 MAX_CONNECTIONS: Final = 512  # the sum of all places and strangers is less, so that a page always finds one
 STILL_HERE: Final = ": still here\n\n"
+STREAM: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not buffer the events
 
 
 class Watch:

@@ -6,6 +6,7 @@ role of each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -19,7 +20,7 @@ from thinwire.web import round_schemas, schemas
 from thinwire.web.access import API, Number, ReaderDep, RunId, SettingsDep, StoreDep, Who
 from thinwire.web.client_queries import ShownKey
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.rows import First, as_csv, next_page, page_of
+from thinwire.web.rows import First, as_csv, next_page, page_of, streamed_csv
 
 Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
 Last = Annotated[int, Query(ge=1, le=2**31 - 1, alias="to")]
@@ -122,13 +123,17 @@ def _once(found: BaseModel) -> Response:
 
 
 @router.get("/runs/{run_id}/rounds.csv", response_class=Response, include_in_schema=False)
-def rounds_csv(reader: ReaderDep, run_id: RunId) -> Response:
+def rounds_csv(store: StoreDep, reader: ReaderDep, run_id: RunId) -> Response:
     """Return the rounds of a run, all of them."""
-    found, after = reader.rounds(run_id)
-    while after:
-        more, after = reader.rounds(run_id, after)
-        found += more
-    return as_csv(found, round_schemas.Round, f"{run_id}-rounds")
+    found = store.run(run_id).run_id  # `latest` may be another run before the last page is read
+
+    def pages() -> Iterator[list[round_schemas.Round]]:
+        after = 1
+        while after:
+            page, after = reader.rounds(found, after)
+            yield page
+
+    return streamed_csv(pages, round_schemas.Round, f"{run_id}-rounds")
 
 
 @router.get("/runs/{run_id}/updates.csv", response_class=Response, include_in_schema=False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import smtplib
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -30,7 +28,7 @@ from thinwire.core.start_options import StartOptions
 from thinwire.core.statedir import hold
 from thinwire.reports.alerting import AlertContext, conditions, divergence
 from thinwire.store import Condition, Store
-from thinwire.web.alerts import AlertWatch, deliver, message
+from thinwire.web.alerts import AlertWatch
 
 DEFAULT = AlertSettings()
 MINUTE_S, DAY_S = 60.0, 86_400.0
@@ -247,20 +245,6 @@ def test_a_target_that_does_not_answer_is_tried_once_in_a_look(store: Store, pla
     assert tries == ["webhook 1", "email 1", "email 2"]
 
 
-def test_a_mail_over_tls_verifies_the_server(monkeypatch: pytest.MonkeyPatch):
-    contexts = list[ssl.SSLContext]()
-
-    def connect(host: str, port: int, timeout: float, context: ssl.SSLContext) -> Any:
-        contexts.append(context)
-        raise OSError("far enough")
-
-    monkeypatch.setattr(smtplib, "SMTP_SSL", connect)
-    wanted = AlertSettings(email_to=("ann@example.org",), smtp="mail.example.org:465", smtp_security="tls")
-    with pytest.raises(OSError, match="far enough"):
-        deliver("email", wanted, {"sentence": "x", "change": "opened"})
-    assert (contexts[0].verify_mode, contexts[0].check_hostname) == (ssl.CERT_REQUIRED, True)
-
-
 def test_without_a_target_nothing_is_owed(store: Store, place: Path):
     settings(place, "min_free_disk_mb = 1000000000")
     AlertWatch(store, place).look()
@@ -275,47 +259,6 @@ def test_a_file_that_is_wrong_changes_nothing(store: Store, place: Path):
     settings(place, 'min_free_disk_mb = "much"')
     watch.look()
     assert [one.kind for one in store.alerts.open()] == ["disk"]
-
-
-def test_a_mail_names_the_alert_and_keeps_the_password_in_its_file(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    calls: list[tuple[str, ...]] = []
-
-    class Server:
-        def __init__(self, host: str, port: int, timeout: float) -> None:
-            calls.append(("connect", f"{host}:{port}"))
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def starttls(self, context: object) -> None:
-            assert context is not None
-            calls.append(("starttls",))
-
-        def login(self, user: str, password: str) -> None:
-            calls.append(("login", user, password))
-
-        def send_message(self, letter: Any) -> None:
-            calls.append((letter["To"], letter["From"], letter["Subject"], letter.get_content()))
-
-    monkeypatch.setattr(smtplib, "SMTP", Server)
-    secret = tmp_path / "password"
-    secret.write_text("hunter2\n")
-    wanted = AlertSettings(
-        email_to=("ann@example.org", "bob@example.org"), smtp="mail.example.org:587", smtp_security="starttls",
-        smtp_user="thinwire", smtp_password_file=str(secret),
-    )  # fmt: skip
-    store.alerts.update([Condition("disk", "", "the disk has\n3 MB free", "free some space")])
-    deliver("email", wanted, message(store.alerts.open()[0], "opened"))
-    assert calls[:3] == [("connect", "mail.example.org:587"), ("starttls",), ("login", "thinwire", "hunter2")]
-    to, sender, subject, text = calls[3]
-    assert (to, sender) == ("ann@example.org, bob@example.org", "ann@example.org")
-    assert subject == "Thinwire: the disk has 3 MB free"
-    assert "try: free some space" in text
 
 
 @pytest.mark.parametrize(

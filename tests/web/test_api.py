@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from typing import Any
 
@@ -23,7 +21,6 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.store import MeasureRow, Store
-from thinwire.web import run_queries
 
 
 def get(page: TestClient, path: str) -> Any:
@@ -36,23 +33,6 @@ def test_an_empty_store_has_no_runs_and_no_devices(page: TestClient):
     assert get(page, "runs") == []
     assert get(page, "devices") == []
     assert get(page, "service")["aggregator"] == "unknown"
-
-
-@pytest.mark.parametrize(("noun", "name"), [("runs", "run_id"), ("devices", "device")])
-def test_runs_and_devices_are_read_a_page_at_a_time(store: Store, page: TestClient, noun: str, name: str):
-    add_devices(store, ["pi-01", "pi-02", "pi-03"], 1000.0)
-    for _ in range(3):
-        new_run(store)
-    every = [row[name] for row in get(page, noun)]
-    assert len(every) == 3
-    answer = page.get(f"/api/v1/{noun}?count=2")
-    assert [row[name] for row in answer.json()] == every[:2]
-    assert answer.headers["link"] == '<?first=2&count=2>; rel="next"'
-    last = page.get(answer.url.join(answer.links["next"]["url"]))
-    assert [row[name] for row in last.json()] == every[2:]
-    assert "link" not in last.headers
-    assert "link" not in page.get(f"/api/v1/{noun}?count=3").headers
-    assert page.get(f"/api/v1/{noun}?count=0").status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/nothing/<b>", "/runs/a!b", "/devices/a!b"])
@@ -303,56 +283,6 @@ def test_what_is_not_a_number_is_null(page: TestClient, told: Told):
     assert found["metrics"] == {"loss": None, "accuracy": 0.5}
     assert found["spread"]["loss"] == [0.1, None]
     assert get(page, f"runs/{told.run_id}")["metrics"]["loss"] is None
-
-
-def test_csv_holds_the_same_rows(page: TestClient, told: Told):
-    answer = page.get(f"/api/v1/runs/{told.run_id}/rounds.csv")
-    assert answer.headers["content-type"].startswith("text/csv")
-    rows = list(csv.DictReader(io.StringIO(answer.text)))
-    assert len(rows) == 12
-    assert float(rows[0]["metrics.accuracy"]) == get(page, f"runs/{told.run_id}/rounds")[0]["metrics"]["accuracy"]
-    updates = list(csv.DictReader(io.StringIO(page.get(f"/api/v1/runs/{told.run_id}/updates.csv?round=4").text)))
-    assert [row["device"] for row in updates] == DEVICES
-    clients = list(csv.DictReader(io.StringIO(page.get(f"/api/v1/runs/{told.run_id}/clients.csv").text)))
-    assert [row["device"] for row in clients] == DEVICES
-    assert page.get("/api/v1/devices.csv").text.count("\n") == 9
-
-
-def test_the_rounds_of_a_long_run_come_a_page_at_a_time_and_as_one_csv(
-    page: TestClient, told: Told, monkeypatch: pytest.MonkeyPatch
-):
-    whole = get(page, f"runs/{told.run_id}/rounds")
-    monkeypatch.setattr(run_queries, "MAX_ROUNDS", 5)
-    address, numbers = f"/api/v1/runs/{told.run_id}/rounds", list[int]()
-    while address:
-        answer = page.get(address)
-        numbers += [one["round"] for one in answer.json()]
-        address = str(answer.url.join(answer.links["next"]["url"])) if answer.links else ""
-    assert numbers == [one["round"] for one in whole] == list(range(1, 13))
-    rows = list(csv.DictReader(io.StringIO(page.get(f"/api/v1/runs/{told.run_id}/rounds.csv").text)))
-    assert [int(row["round"]) for row in rows] == numbers
-
-
-@pytest.mark.parametrize("kind", ["", ".csv"])
-def test_the_updates_of_a_long_run_come_a_page_at_a_time_and_the_answer_names_the_next(
-    page: TestClient, told: Told, store: Store, monkeypatch: pytest.MonkeyPatch, kind: str
-):
-    monkeypatch.setattr(run_queries, "MAX_UPDATES", 20)
-    monkeypatch.setattr(run_queries, "ROUNDS_READ", 5)
-    address, found, pages = f"/api/v1/runs/{told.run_id}/updates{kind}", list[tuple[int, str]](), list[int]()
-    while address:
-        answer = page.get(address)
-        rows = list(csv.DictReader(io.StringIO(answer.text))) if kind else answer.json()
-        found += [(int(row["round"]), row["device"]) for row in rows]
-        pages.append(len(rows))
-        address = str(answer.url.join(answer.links["next"]["url"])) if "link" in answer.headers else ""
-    assert found == [(one.round, one.device) for one in store.updates(told.run_id)]
-    assert len(pages) > 3
-    assert max(pages) <= 20, "pages have whole rounds"
-    monkeypatch.setattr(run_queries, "MAX_UPDATES", 3)
-    (first,) = {row["round"] for row in page.get(f"/api/v1/runs/{told.run_id}/updates").json()}
-    assert first == 1, "one round at least"
-    assert "link" not in page.get(f"/api/v1/runs/{told.run_id}/updates?round=3").headers
 
 
 def test_a_wrong_name_is_refused_with_near_ones(page: TestClient, told: Told):

@@ -21,7 +21,7 @@ from thinwire.store import Store
 from thinwire.web import connections, event_feed
 from thinwire.web.connections import MAX_STRANGERS
 from thinwire.web.event_feed import MAX_READERS, READERS_OF_ONE, EventFeeds, RunFeed
-from thinwire.web.routes import MAX_TABS
+from thinwire.web.live import MAX_TABS
 
 PATIENCE_S = 20.0
 PRIVACY = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\nsampling_rate = 0.5\n'

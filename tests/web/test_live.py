@@ -17,7 +17,7 @@ from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import hold
 from thinwire.web import connections
-from thinwire.web.routes import TABS_OF_ONE, Live, News
+from thinwire.web.live import TABS_OF_ONE, Live, News
 from thinwire.web.settings import aggregator, lock_beside
 
 

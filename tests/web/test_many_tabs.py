@@ -17,7 +17,7 @@ from tests.support.serving import Shown, showing
 from thinwire.core.signals import until
 from thinwire.store import Store
 from thinwire.web import app
-from thinwire.web.routes import Live
+from thinwire.web.live import Live
 
 TURNED = """(hidden) => {
   Object.defineProperty(document, "hidden", { value: hidden, configurable: true });

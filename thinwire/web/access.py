@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Request
 from starlette.routing import Mount, Route, compile_path
 
 from thinwire.store import ROLES, Person, Store
@@ -233,3 +233,6 @@ Who = Annotated[str, Depends(who)]
 StoreDep = Annotated[Store, from_state("store")]
 SettingsDep = Annotated[Settings, from_state("settings")]
 ReaderDep = Annotated[Reader, from_state("reader")]
+# One pattern for each kind of name in an address serves HTML pages and API alike.
+RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id, its unique beginning, or latest")]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]

@@ -9,11 +9,14 @@ each message is sent by one process. The targets are read from the file at each 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import logging
 import shutil
 import smtplib
+import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -36,13 +39,14 @@ from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_f
 from thinwire.core.start_options import start_command
 from thinwire.reports.alerting import CERTIFICATE, OFFLINE, AlertContext, conditions
 from thinwire.store import ROLES, AlertRow, Store
-from thinwire.web.access import API, StoreDep, Who, visitor
+from thinwire.web.access import API, Number, StoreDep, Who, visitor
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import Number, as_csv
+from thinwire.web.rows import as_csv
 from thinwire.web.settings import aggregator, home_option
 
 ALERTS_READ_S: Final = 10.0  # between two reads of the conditions that raise an alert
 SEND_S: Final = 10.0  # time limit of one read or write of a message
+ANSWER_S: Final = 20.0  # time limit of the head of a webhook's answer, in all
 log = logging.getLogger("thinwire.alerts")
 Send = Callable[[str, AlertSettings, dict[str, Any]], None]
 WEBHOOK: Final = "webhook"
@@ -138,8 +142,38 @@ def deliver(target: str, wanted: AlertSettings, said: dict[str, Any]) -> None:
         _mail(wanted, said)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the file names the target, and the target may not name another one."""
+class _Connection(http.client.HTTPConnection):
+    """Ends once the head of an answer has taken `ANSWER_S`: each byte begins the socket's own time limit again."""
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        """Return the answer; a target that is cut off before its status line is complete raises an exception."""
+        cut = threading.Timer(ANSWER_S, _cut_off, [self.sock])
+        cut.daemon = True
+        cut.start()
+        try:
+            return super().getresponse()
+        finally:
+            cut.cancel()
+
+
+class _TlsConnection(_Connection, http.client.HTTPSConnection):
+    """Ends as `_Connection` does."""
+
+
+def _cut_off(sock: socket.socket) -> None:
+    """End a connection while another thread reads from it; after `SSLSocket.shutdown` it would read without TLS."""
+    with contextlib.suppress(OSError):  # it has ended
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPRedirectHandler):
+    """Connects in bounded time, and follows no redirect: the file names the target, which may not name another one."""
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_TlsConnection, request)
 
     def redirect_request(self, *given: object, **named: object) -> None:
         return None
@@ -149,7 +183,7 @@ def _post(url: str, said: dict[str, Any]) -> None:
     """Send a message by POST; an answer of 300 and above raises HTTPError, which is an OSError."""
     headers = {"Content-Type": "application/json", "User-Agent": f"thinwire/{thinwire.__version__}"}
     request = urllib.request.Request(url, json.dumps(said).encode(), headers)  # noqa: S310 - the file allows http only
-    with urllib.request.build_opener(_NoRedirect).open(request, timeout=SEND_S):
+    with urllib.request.build_opener(_Handler).open(request, timeout=SEND_S):
         pass
 
 

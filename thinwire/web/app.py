@@ -20,26 +20,27 @@ from thinwire.web import (  # fmt: skip
     alerts,
     device_routes,
     event_feed,
+    live,
     login,
     model_routes,
     plan_routes,
-    routes,
     run_actions,
     run_list,
+    run_routes,
     uploads,
     user_routes,
 )
-from thinwire.web.access import Access, SettingsDep, visitor
+from thinwire.web.access import Access, RunId, SettingsDep, visitor
 from thinwire.web.alerts import AlertWatch
 from thinwire.web.bundle import BundledFiles, script, styles
 from thinwire.web.device_queries import Devices
 from thinwire.web.device_routes import DeviceName
 from thinwire.web.event_feed import EventFeeds
+from thinwire.web.live import Live, News
 from thinwire.web.login import LoginFlow, PasswordChecks
 from thinwire.web.model_routes import MODELS, ModelFiles
 from thinwire.web.plan_routes import Planning
 from thinwire.web.problems import DescribedApp, add_handlers
-from thinwire.web.routes import Live, News, RunId
 from thinwire.web.run_list import RunListReader
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import STATIC, Guard, shell
@@ -48,8 +49,8 @@ from thinwire.web.uploads import Uploads, remove_each_hour
 
 pages = APIRouter(include_in_schema=False)
 ROUTERS = (  # in the order in which a path is looked up, and in which the OpenAPI document lists them
-    login.router, run_list.router, plan_routes.router, uploads.router, run_actions.router,
-    routes.router, model_routes.router, device_routes.router, alerts.router, event_feed.router, user_routes.router,
+    login.router, run_list.router, plan_routes.router, uploads.router, run_actions.router, live.router,
+    run_routes.router, model_routes.router, device_routes.router, alerts.router, event_feed.router, user_routes.router,
     pages,
 )  # fmt: skip
 ZIPPED_BYTES = 1000  # least size of a compressed response: a smaller one fits into one packet anyway

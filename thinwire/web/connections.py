@@ -2,6 +2,10 @@
 
 A connection that waits for a request is bounded in time, number and bytes, until a request of it has a session.
 
+A response is written in `pieces`, each when its client has read most of those before, and a client that reads nothing
+is closed. If all were written at once, uvicorn would count the connection as idle and close it after 5 s, and over TLS
+asyncio would drop what is not read 30 s later.
+
 An event stream lasts for hours, so the guard's look at its session is not enough: `Watch` looks again while it lasts.
 And a stream is an open connection, of which the server takes `MAX_CONNECTIONS`: `Places` bounds the streams of one
 user, so that nobody takes those of all others.
@@ -19,7 +23,7 @@ from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Message, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from thinwire.core.net import neighbourhood
@@ -27,10 +31,20 @@ from thinwire.web.problems import problem
 
 REQUEST_S = 10.0  # until a request is complete: a browser on a slow tunnel sends its 64 kB in less
 MAX_HEADER_BYTES = 64 * 1024  # of one request; our cookies and addresses have less than 1 kB
+PIECE = 64 * 1024  # bytes of a response that are written at once
+TAKE_S = 300.0  # to read what is buffered: Linux buffers up to 4 MB itself, and reports reads by a third of that
 MAX_STRANGERS = 64  # open connections without an accepted session; a browser opens six
 KNOWN = "thinwire.known"
 
 _numbers = itertools.count()
+
+
+def pieces(message: Message) -> Iterator[Message]:
+    """Yield a part of a response's body as messages of at most `PIECE` bytes."""
+    body, more = message.get("body", b""), message.get("more_body", False)
+    for at in range(0, max(1, len(body)), PIECE):
+        end = at + PIECE
+        yield {**message, "body": body[at:end], "more_body": more or end < len(body)}
 
 
 def mark_known(scope: Scope) -> None:
@@ -59,11 +73,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*given, **named)
         self.known, self.number, self.near = False, next(_numbers), ""
         self._late: asyncio.TimerHandle | None = None
+        self._untaken: asyncio.TimerHandle | None = None
         self._in_header, self._header_bytes, self._is_upload = False, 0, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Start the time limit, and close a stranger if there are too many."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(PIECE)  # over TLS the default is 512 KiB
         self.near = neighbourhood(self.client[0]) if self.client else ""
         self._expect()
         strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.known]
@@ -76,8 +92,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers of the connection."""
         self._whole()
+        self._taken()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves it running where a connection was reset
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, for at most `TAKE_S`."""
+        super().pause_writing()
+        self._untaken = self.loop.call_later(TAKE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Write on: the client has read."""
+        self._taken()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; close the connection if a request's head is too large."""
@@ -132,6 +159,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._late.cancel()
             self._late = None
 
+    def _taken(self) -> None:
+        """Stop the time limit of a piece."""
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
+
     def _too_late(self) -> None:
         """Close the connection: its request took too long."""
         self._late = None
@@ -142,6 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
 HEARTBEAT_S: Final = 15.0
 MAX_CONNECTIONS: Final = 512  # the sum of all places and strangers is less, so that a page always finds one
 STILL_HERE: Final = ": still here\n\n"
+STREAM: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not buffer the events
 
 
 class Watch:

@@ -16,11 +16,11 @@ from thinwire.core.invitation import InviteAddress
 from thinwire.store import Store
 from thinwire.web import device_queries as say
 from thinwire.web import device_schemas as models
-from thinwire.web.access import API, SettingsDep, StoreDep, Who, from_state, visitor
+from thinwire.web.access import API, Number, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.device_health import Span
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import First, Number, as_csv, page_of
+from thinwire.web.rows import First, as_csv, page_of
 from thinwire.web.run_actions import Tags
 from thinwire.web.schemas import Body
 from thinwire.web.settings import Settings, aggregator, may_serve

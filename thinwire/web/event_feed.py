@@ -30,10 +30,9 @@ from thinwire.core.events import Event
 from thinwire.core.run_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
 from thinwire.reports.reason_text import event_sentence
 from thinwire.store import Store
-from thinwire.web.access import API, from_state, visitor
-from thinwire.web.connections import STILL_HERE, Places, Watch
+from thinwire.web.access import API, RunId, from_state, visitor
+from thinwire.web.connections import STILL_HERE, STREAM, Places, Watch
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import STREAM, RunId
 
 KEPT: Final = 1000  # messages of a run
 MAX_BATCH: Final = 500  # events that are read at once

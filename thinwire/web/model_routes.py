@@ -25,9 +25,8 @@ from thinwire.core.errors import NotFound, Refused
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.stored_models import kept_models, kept_versions, stored_model, stored_version
 from thinwire.store import RunRow, Store
-from thinwire.web.access import API, Who, from_state
+from thinwire.web.access import API, RunId, Who, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import RunId
 from thinwire.web.schemas import Answer
 from thinwire.web.settings import Settings
 

@@ -1,7 +1,7 @@
 """The routes by which a person acts on a run that is over, or puts it in order: tags, archive, more rounds, deletion.
 
 Tags and the archive take effect at once. More rounds and a deletion are commands in the store: the aggregator carries
-them out, and `commands/{number}` has the result. (Pause, resume and stop: web/routes.py.)
+them out, and `commands/{number}` has the result. (Pause, resume and stop: web/run_routes.py.)
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from thinwire.core.errors import Refused
 from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.store import RunRow, Store
-from thinwire.web.access import API, SettingsDep, StoreDep, Who
+from thinwire.web.access import API, Number, RunId, SettingsDep, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import Number, RunId
 from thinwire.web.schemas import Answer, Body, LeftCommand
 
 MAX_ROUNDS = 1_000_000

@@ -20,7 +20,7 @@ from thinwire.store import RunRow, Store
 from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
 from thinwire.web.access import API, StoreDep, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import First, as_csv, text_of
+from thinwire.web.rows import First, as_csv, text_of
 from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Answer
 

@@ -37,7 +37,7 @@ from thinwire.core.net import is_same_address
 from thinwire.reports.reason_text import OUTCOME_TEXTS
 from thinwire.store import MACHINE, ROLES, Person, Store
 from thinwire.web.access import RECENT_S, VISITOR, Access, Match, Visitor
-from thinwire.web.connections import allow_time, mark_known
+from thinwire.web.connections import allow_time, mark_known, pieces
 from thinwire.web.problems import problem
 from thinwire.web.settings import Settings
 
@@ -81,7 +81,10 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("Cache-Control", "no-cache" if path.startswith("/static/") else "no-store")
-            await send(message)
+                await send(message)
+                return
+            for piece in pieces(message):
+                await send(piece)
 
         refusal = await self._refusal(scope, Headers(scope=scope))
         await (refusal or self.app)(scope, receive, send_guarded)

@@ -16,10 +16,10 @@ from thinwire.core.formatting import with_home
 from thinwire.store import MACHINE
 from thinwire.store.sessions import Role
 from thinwire.store.users import require_password
-from thinwire.web.access import API, RECENT_S, SettingsDep, StoreDep, Who, from_state, visitor
+from thinwire.web.access import API, RECENT_S, Number, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.login import PasswordChecks, TooMany, set_session
 from thinwire.web.problems import PROBLEMS, problem
-from thinwire.web.routes import First, Number, as_csv
+from thinwire.web.rows import First, as_csv
 from thinwire.web.schemas import Answer, Body
 from thinwire.web.security import session_token
 

@@ -176,6 +176,44 @@ def test_stored_simulations_of_other_seeds_have_a_row_each(thinwire, plan, home)
     assert "±" not in thinwire(*assignment).out
 
 
+SAMPLED = """
+[run]
+task = "toy"
+rounds = 2
+evaluate = "off"
+[local]
+lr = 0.5
+steps = 1
+buffers = "local"
+[cohort]
+deadline_s = 60
+late = "drop"
+[privacy]
+mode = "central"
+clip = 1.0
+noise_multiplier = 1.0
+sampling_rate = 0.5
+"""
+
+
+def test_a_run_with_poisson_sampling_shows_no_bytes_instead_of_none_sent(thinwire, home, tmp_path):
+    run_id = told(home, plan=SAMPLED)
+    compared = thinwire("runs", "compare", run_id, "--csv", table := tmp_path / "t.csv", "--home", home)
+    listed, shown = (thinwire("runs", verb, "--home", home) for verb in ("list", "show"))
+    for said in (compared, listed, shown):
+        assert (said.code, " 0 B" in said.out) == (0, False), said.out + said.err
+    (row,) = csv.DictReader(table.open())
+    assert (row["payload_up"], row["payload_down"], row["ratio_up"]) == ("", "", "")
+    names = [*BYTES, "dense_up", "dense_down"]
+    (row,) = thinwire("runs", "compare", run_id, "--json", "--home", home).document["rows"]
+    assert {row[name] for name in names} == {None}
+    (row,) = thinwire("runs", "list", "--json", "--home", home).document
+    assert {row[name] for name in (*names, "late", "dropped", "failed")} == {None}
+    whole = thinwire("runs", "show", "--json", "--home", home).document
+    assert {whole[name] for name in names} == {None}
+    assert {one[name] for one in whole["rounds"] for name in (*BYTES, "payload_bytes", "late", "failed")} == {None}
+
+
 def test_the_ticks_of_a_drawing_span_its_values_and_the_curve_lies_where_they_say() -> None:
     drawn = ET.fromstring(svg([Curve("one", [(10.0, 0.2, 0.0), (1000.0, 0.8, 0.0)])], "bytes", "accuracy", 0.5))
     space = "{http://www.w3.org/2000/svg}"

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from thinwire.core.plan_values import Target
+from thinwire.core.run_events import FIGURES_OF_SAMPLE, is_sampled
 from thinwire.reports.sweep_results import Trial, TrialSpec
 from thinwire.store.explaining import totals_of
 
@@ -80,7 +81,8 @@ class Row:
     """Holds the figures of runs that differ only in the seed.
 
     `settings` has the keys in which the rows differ, with their values. `value` is the target's metric at the end. The
-    figures until the target (`rounds_to` and others) are means over the runs that `reached` it.
+    figures until the target (`rounds_to` and others) are means over the runs that `reached` it. With Poisson sampling
+    bytes are None, and so are seconds to which a link adds the time of these bytes.
     """
 
     settings: dict[str, str]
@@ -194,15 +196,19 @@ def judged_by(plan: Mapping[str, Any], measured: Collection[str]) -> str:
 
 
 def run_curves(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return for each run its measured rounds: number, seconds and payload bytes until then, and the metrics."""
+    """Return for each run its measured rounds: number, seconds and payload bytes until then, and the metrics.
+
+    The bytes are None in a run with Poisson sampling.
+    """
     found = []
     for row in {row.run_id: row for row in map(store.run, names)}.values():
         first = [{"round": 0, "seconds": 0.0, "bytes": 0, "metrics": row.metrics0}] if row.metrics0 else []
-        points = [
+        points = first + [
             {"round": one.round, "seconds": one.until_s, "bytes": one.until_payload, "metrics": one.decisive}
             for one in store.points(row.run_id, POINTS)
         ]
-        found.append({"run_id": row.run_id, "points": [*first, *points]})
+        hidden: dict[str, Any] = {"bytes": None} if is_sampled(row.plan) else {}
+        found.append({"run_id": row.run_id, "points": [point | hidden for point in points]})
     return found
 
 
@@ -216,7 +222,8 @@ def _cell(store: Store, row: RunRow, whole: bool) -> Trial:
 
 def _facts(row: RunRow) -> dict[str, Any]:
     """Return what a row of a stored run has besides: what it is, how far it came, and its bytes on the wire."""
-    found = {name: getattr(row, name) for name in FACTS}
+    hidden = FIGURES_OF_SAMPLE if is_sampled(row.plan) else ()
+    found = {name: None if name in hidden else getattr(row, name) for name in FACTS}
     return found | {"metrics": row.decisive, "best_metric": row.plan["run"]["metric"]}
 
 
@@ -262,7 +269,7 @@ def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: floa
     sent = [(_uplink_bytes(cell), _downlink_bytes(cell)) for cell in cells]
     took = [_seconds(cell, link) for cell in cells]
     up = sum(one for one, _ in sent)
-    return Row(
+    row = Row(
         settings=settings,
         runs=len(cells),
         failed=sum(cell.status == "failed" for cell in cells),
@@ -279,6 +286,10 @@ def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: floa
         seconds_to=Spread.of(first.seconds for first in there),
         cells=tuple(cells),
     )
+    if not any(is_sampled(cell.made.plan) for cell in cells):
+        return row
+    row = replace(row, payload_up=None, payload_down=None, ratio_up=None, up_to=None, down_to=None)
+    return replace(row, seconds=None, seconds_to=None) if link.mbps else row
 
 
 def _uplink_bytes(cell: Trial) -> int:

@@ -164,6 +164,16 @@ def test_stored_runs_have_a_row_each_and_those_that_were_stopped_stand_apart(thi
 BYTES = ("payload_up", "payload_down", "wire_up", "wire_down")
 
 
+@pytest.mark.parametrize("option", ["--mbps", "--rtt-ms"])
+def test_no_link_is_added_to_a_run_on_devices_whose_seconds_have_the_time_on_theirs(thinwire, home, option):
+    simulated, run_id = told(home, source="sim"), told(home)
+    assert thinwire("runs", "compare", simulated, option, 5, "--home", home).code == 0
+    refused = thinwire("runs", "compare", simulated, run_id, option, 5, "--home", home)
+    assert refused.code == 2
+    assert f"error: the time on a link is not added to {run_id}\nwhy:   a run on devices" in refused.err
+    assert "try:   leave out --mbps and --rtt-ms" in refused.err
+
+
 def test_stored_simulations_of_other_seeds_have_a_row_each(thinwire, plan, home):
     for clients, seed, split in ((2, 1, "iid"), (3, 2, "iid"), (2, 3, "shards(1)")):
         words = ("--clients", clients, "--split", split, "--set", f"run.seed={seed}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from thinwire.core.errors import UsageError
 from thinwire.core.plan_values import Target
 from thinwire.core.run_events import FIGURES_OF_SAMPLE, is_sampled
 from thinwire.reports.sweep_results import Trial, TrialSpec
@@ -160,9 +161,16 @@ def compare_runs(
     """Compare stored runs, named by id, unique prefix or `latest`; raise `NotFound` for one that is not there.
 
     Bytes are those of `runs show`, seconds those of the rounds. Without `metric` it is what the first run is judged by.
-    Rounds are read only if `with_rounds`, or where a target or a link needs them.
+    Rounds are read only if `with_rounds`, or where a target or a link needs them. Raise `UsageError` if a link is added
+    to a run on devices.
     """
     runs = list({row.run_id: row for row in map(store.run, names)}.values())
+    if link != Link() and (measured := [row.run_id for row in runs if row.source == "devices"]):
+        raise UsageError(
+            f"the time on a link is not added to {', '.join(measured)}",
+            why="a run on devices: the time on their own links is in its seconds",
+            hint="leave out --mbps and --rtt-ms, or compare simulated runs only",
+        )
     whole = with_rounds or target is not None or link != Link()
     cells = [_cell(store, row, whole) for row in runs]
     told = [dict(_flat(cell)) for cell in cells]

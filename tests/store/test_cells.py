@@ -102,6 +102,20 @@ def test_runs_that_differ_in_the_seed_are_one_row():
     assert [point[0] for point in curve(thin, "accuracy")] == [100, 200, 300]
 
 
+def test_the_figures_of_a_setting_are_those_of_its_runs_that_are_done():
+    failed = dataclasses.replace(cell(seed=3, values=(0.8,), up=900), status="failed")
+    stopped = dataclasses.replace(cell(seed=4, values=(0.1, 0.1)), status="stopped")
+    whole = [cell(seed=1), cell(seed=2)]
+    (row,), (of_whole,) = (compare(cells, "accuracy", 0.8) for cells in ([*whole, failed, stopped], whole))
+    assert (row.runs, row.failed, row.stopped, row.reached) == (4, 1, 1, 3)
+    for name in ("value", "payload_up", "payload_down", "ratio_up", "seconds"):
+        assert getattr(row, name) == getattr(of_whole, name), name
+    assert curve(row, "accuracy") == curve(of_whole, "accuracy") != []
+    (none_done,) = compare([failed], "accuracy", 0.8)
+    assert (none_done.runs, none_done.value, none_done.payload_up, none_done.ratio_up) == (1, None, None, None)
+    assert (none_done.seconds, none_done.reached, curve(none_done, "accuracy")) == (None, 1, [])
+
+
 def test_runs_with_poisson_sampling_have_a_row_without_bytes():
     """The store has 0 for them: it keeps nothing that would tell how many clients were sampled."""
     private = {"privacy": {"mode": "central", "sampling_rate": 0.5}}

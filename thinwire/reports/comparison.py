@@ -100,7 +100,7 @@ class Row:
     up_to: Spread | None
     down_to: Spread | None
     seconds_to: Spread | None
-    cells: tuple[Trial, ...]
+    cells: tuple[Trial, ...]  # the runs with these figures
 
     @property
     def label(self) -> str:
@@ -109,14 +109,18 @@ class Row:
 
 
 def compare(cells: Sequence[Trial], metric: str, target: float | None, link: Link = Link()) -> list[Row]:
-    """Return one row for each setting, sorted by the settings' values."""
+    """Return one row for each setting, sorted by the settings' values; its figures are those of the runs that are done.
+
+    A run that failed or was stopped counts in `runs` and its status, and in what `reached` the target.
+    """
     told = [(cell, dict(_flat(cell))) for cell in cells]
     differ = [key for key in _differing([flat for _, flat in told]) if key != SEED]
     groups: dict[tuple[str, ...], list[Trial]] = {}
     for cell, flat in told:
         groups.setdefault(tuple(flat.get(key, NONE) for key in differ), []).append(cell)
     settings = {values: dict(zip(differ, values, strict=True)) for values in sorted(groups)}
-    return [_row(settings[values], groups[values], metric, target, link) for values in settings]
+    done = {values: [cell for cell in cells if cell.status == "done"] for values, cells in groups.items()}
+    return [_row(settings[values], groups[values], done[values], metric, target, link) for values in settings]
 
 
 def _differing(told: Sequence[dict[str, str]]) -> list[str]:
@@ -179,7 +183,7 @@ def compare_runs(
     settings = [
         {RUN: row.run_id, **{key: flat.get(key, NONE) for key in differ}} for row, flat in zip(runs, told, strict=True)
     ]
-    rows = [_row(of, [cell], metric, target, link) for of, cell in zip(settings, cells, strict=True)]
+    rows = [_row(of, [cell], [cell], metric, target, link) for of, cell in zip(settings, cells, strict=True)]
     values = {key: {of[RUN]: of[key] for of in settings} for key in differ}
     ended = {row.run_id for row in runs if row.status in UNFINISHED_STATUSES}
     return RunsCompared(
@@ -271,17 +275,20 @@ def figures(row: Row) -> dict[str, Any]:
     return flat | {"ratio_up": row.ratio_up}
 
 
-def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: float | None, link: Link) -> Row:
-    firsts = [reached(cell, metric, target, link) for cell in cells] if target is not None else []
+def _row(
+    settings: dict[str, str], of: list[Trial], cells: list[Trial], metric: str, target: float | None, link: Link
+) -> Row:
+    """Return the row of the runs `of`, with the figures of those in `cells`."""
+    firsts = [reached(cell, metric, target, link) for cell in of] if target is not None else []
     there = [first for first in firsts if first]
     sent = [(_uplink_bytes(cell), _downlink_bytes(cell)) for cell in cells]
     took = [_seconds(cell, link) for cell in cells]
     up = sum(one for one, _ in sent)
     row = Row(
         settings=settings,
-        runs=len(cells),
-        failed=sum(cell.status == "failed" for cell in cells),
-        stopped=sum(cell.status == "stopped" for cell in cells),
+        runs=len(of),
+        failed=sum(cell.status == "failed" for cell in of),
+        stopped=sum(cell.status == "stopped" for cell in of),
         value=Spread.of(cell.metrics[metric] for cell in cells if metric in cell.metrics),
         payload_up=Spread.of(one for one, _ in sent),
         payload_down=Spread.of(other for _, other in sent),
@@ -294,7 +301,7 @@ def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: floa
         seconds_to=Spread.of(first.seconds for first in there),
         cells=tuple(cells),
     )
-    if not any(is_sampled(cell.made.plan) for cell in cells):
+    if not any(is_sampled(cell.made.plan) for cell in of):
         return row
     row = replace(row, payload_up=None, payload_down=None, ratio_up=None, up_to=None, down_to=None)
     return replace(row, seconds=None, seconds_to=None) if link.mbps else row

@@ -138,7 +138,8 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     for row in rows:
         shown = [
             row.cells[0].status if is_stored else _runs(row),
-            _pair(row.value, ".4f"), _size(row.payload_up), f"{row.ratio_up:.1f}" if row.ratio_up else "",
+            _pair(row.value, ".4f"), _size(row.payload_up),
+            f"{row.ratio_up:.1f}" if row.ratio_up else formatting.NOTHING,
             _size(row.payload_down), _seconds(row.seconds),
         ]  # fmt: skip
         if target is not None:

@@ -8,13 +8,13 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from tests.store.test_privacy_ledger import enrol
+from tests.store.test_privacy_ledger import enrol, reserve
 from tests.support.browsing import axe, browser, lasting_browser, overflow
 from tests.support.private_story import DEVICES, PLAIN, PRIVATE, PrivateStory
 from tests.support.store_story import LAYOUT
 from thinwire.core.plan_values import PrivacySection
 from thinwire.core.statedir import AggregatorHome
-from thinwire.privacy.accounting import epsilon
+from thinwire.privacy.accounting import Release, epsilon
 from thinwire.privacy.noise_plan import noise_plan, participations_of
 from thinwire.reports.privacy_report import (
     ADJACENCY,
@@ -104,6 +104,26 @@ def test_a_report_answers_what_a_data_protection_officer_asks(thinwire: Any, hom
     )
     for text in shown:
         assert text in said.out
+
+
+def test_a_report_of_a_sampled_run_says_that_everyone_pays_and_no_number_of_clients(thinwire, home, store, tmp_path):
+    enrol(store, *DEVICES)
+    plan = PRIVATE.replace("clients = 3\n", "").replace("budget = 6.0\n", "sampling_rate = 0.5\n")
+    story, release = PrivateStory(store, plan=plan), Release("discrete-gaussian", 10.0, 225.0, 32, rate=0.5).to_json()
+    for number in (1, 2):
+        reserve(store, story.run_id, number, "digits", release, [])
+    report = thinwire("privacy", "report", story.run_id, "--json", "--home", home)
+    part = report.document["participation"]
+    assert (part["sampling_rate"], part["clients"], part["most_rounds_of_one_client"]) == (0.5, None, 2)
+    said = "each client of the population pays for 2 of at most 6, sampled or not; the number of sampled clients is not"
+    page = thinwire("privacy", "report", story.run_id, "--html", "--home", home).out
+    shown = " ".join(thinwire("privacy", "report", story.run_id, "--home", home).out.split())
+    assert said in page
+    assert said in shown
+    assert "0 clients" not in page + shown
+    for text in (report.out, page):
+        file = written(tmp_path / "report", text)
+        assert thinwire("privacy", "verify", file, "--pin", report.document["signed_by"]).code == 0
 
 
 def test_no_client_is_named(thinwire: Any, home: Path, story: PrivateStory):

@@ -164,6 +164,16 @@ def test_stored_runs_have_a_row_each_and_those_that_were_stopped_stand_apart(thi
 BYTES = ("payload_up", "payload_down", "wire_up", "wire_down")
 
 
+@pytest.mark.parametrize("option", ["--mbps", "--rtt-ms"])
+def test_no_link_is_added_to_a_run_on_devices_whose_seconds_have_the_time_on_theirs(thinwire, home, option):
+    simulated, run_id = told(home, source="sim"), told(home)
+    assert thinwire("runs", "compare", simulated, option, 5, "--home", home).code == 0
+    refused = thinwire("runs", "compare", simulated, run_id, option, 5, "--home", home)
+    assert refused.code == 2
+    assert f"error: the time on a link is not added to {run_id}\nwhy:   a run on devices" in refused.err
+    assert "try:   leave out --mbps and --rtt-ms" in refused.err
+
+
 def test_stored_simulations_of_other_seeds_have_a_row_each(thinwire, plan, home):
     for clients, seed, split in ((2, 1, "iid"), (3, 2, "iid"), (2, 3, "shards(1)")):
         words = ("--clients", clients, "--split", split, "--set", f"run.seed={seed}")
@@ -174,6 +184,44 @@ def test_stored_simulations_of_other_seeds_have_a_row_each(thinwire, plan, home)
         "tiny-1": ("2", 1), "tiny-2": ("3", 1), "tiny-3": ("2", 1)
     }  # fmt: skip
     assert "±" not in thinwire(*assignment).out
+
+
+SAMPLED = """
+[run]
+task = "toy"
+rounds = 2
+evaluate = "off"
+[local]
+lr = 0.5
+steps = 1
+buffers = "local"
+[cohort]
+deadline_s = 60
+late = "drop"
+[privacy]
+mode = "central"
+clip = 1.0
+noise_multiplier = 1.0
+sampling_rate = 0.5
+"""
+
+
+def test_a_run_with_poisson_sampling_shows_no_bytes_instead_of_none_sent(thinwire, home, tmp_path):
+    run_id = told(home, plan=SAMPLED)
+    compared = thinwire("runs", "compare", run_id, "--csv", table := tmp_path / "t.csv", "--home", home)
+    listed, shown = (thinwire("runs", verb, "--home", home) for verb in ("list", "show"))
+    for said in (compared, listed, shown):
+        assert (said.code, " 0 B" in said.out) == (0, False), said.out + said.err
+    (row,) = csv.DictReader(table.open())
+    assert (row["payload_up"], row["payload_down"], row["ratio_up"]) == ("", "", "")
+    names = [*BYTES, "dense_up", "dense_down"]
+    (row,) = thinwire("runs", "compare", run_id, "--json", "--home", home).document["rows"]
+    assert {row[name] for name in names} == {None}
+    (row,) = thinwire("runs", "list", "--json", "--home", home).document
+    assert {row[name] for name in (*names, "late", "dropped", "failed")} == {None}
+    whole = thinwire("runs", "show", "--json", "--home", home).document
+    assert {whole[name] for name in names} == {None}
+    assert {one[name] for one in whole["rounds"] for name in (*BYTES, "payload_bytes", "late", "failed")} == {None}
 
 
 def test_the_ticks_of_a_drawing_span_its_values_and_the_curve_lies_where_they_say() -> None:

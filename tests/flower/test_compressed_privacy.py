@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
 from tests.flower.test_compressed_app import Wire
@@ -77,3 +77,19 @@ def test_noise_that_a_client_adds_inside_of_the_codec_is_in_its_update(down: str
     found, _ = strategy.aggregate_train(1, wire.send_and_receive(messages))
     assert found is not None
     assert np.std(found["w"].numpy()) == pytest.approx(1354 / 3**0.5, rel=0.1)
+
+
+def test_the_privacy_of_the_server_side_clips_decoded_updates_inside_of_wrap_and_fails_around_it() -> None:
+    def private(strategy: Strategy) -> Strategy:
+        return DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, clipping_norm=0.5, num_sampled_clients=2)
+
+    wire: Any = Wire(lambda record, node: ArrayRecord({"w": Array(record["w"].numpy() + np.float32(1.0))}))
+    first = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
+
+    def after_a_round(strategy: Strategy) -> Any:
+        messages = list(strategy.configure_train(1, first, ConfigRecord(), wire))
+        return strategy.aggregate_train(1, wire.send_and_receive(messages))[0]
+
+    assert np.linalg.norm(after_a_round(wrap(private(FedAvg()), "int8"))["w"].numpy()) == pytest.approx(0.5, rel=0.01)
+    with pytest.raises(ValueError, match=r"zip\(\)"):
+        after_a_round(private(wrap(FedAvg(), "int8")))

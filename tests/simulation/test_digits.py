@@ -42,7 +42,7 @@ def test_the_codec_of_the_example_and_the_default_keep_the_accuracy(
     small = digits(codec, 1, **STEPS, **{"uplink.feedback": f"'{feedback}'"})
     assert accuracy(small) >= 0.95
     assert abs(accuracy(small) - accuracy(uncompressed)) <= 0.01
-    assert small.run.dense_up / small.payload_up >= times
+    assert small.run.dense_up / small.run.payload_up >= times
 
 
 @pytest.mark.slow

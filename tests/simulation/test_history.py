@@ -102,6 +102,7 @@ def test_the_history_of_a_sampled_run_has_no_clients_and_no_count_of_them() -> N
     assert history.client_records() == []
     hidden = ("selected", "aggregated", "late", "dropped", "failed", "payload_up", "payload_down")
     assert [[row[name] for name in hidden] for row in history.records()] == [[None] * 7] * 2
+    assert history.payload_up is None, "and no 0, by which a notebook would divide"
 
 
 def test_callbacks_get_each_round_and_each_evaluation_and_their_exception_ends_the_call() -> None:

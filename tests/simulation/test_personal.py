@@ -75,7 +75,7 @@ def worst(history: History) -> float:
 def test_the_shared_layers_of_the_first_round_have_the_bits_of_a_run_that_sums_the_head_too() -> None:
     one, other = simulated(FEDPER), simulated()
     assert shared(one) == shared(other)
-    assert other.payload_up - one.payload_up == 4 * 4 * 18, "four clients send 18 floats less"
+    assert other.run.payload_up - one.run.payload_up == 4 * 4 * 18, "four clients send 18 floats less"
     assert shared(simulated(FEDPER, 2)) != shared(simulated(rounds=2)), "the heads differ from then on"
 
 

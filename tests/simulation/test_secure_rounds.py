@@ -103,7 +103,7 @@ def test_a_client_that_cannot_train_drops_out_and_says_no_more_than_that() -> No
 
 def test_part_of_the_coordinates_travels_in_each_round() -> None:
     made, whole = run(SECURE + "support = 0.5\nrotate = false\n"), run(SECURE + "rotate = false\n")
-    assert made.payload_up < whole.payload_up
+    assert made.run.payload_up < whole.run.payload_up
     assert made.rounds[-1].reason == "all"
 
 

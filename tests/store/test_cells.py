@@ -102,6 +102,35 @@ def test_runs_that_differ_in_the_seed_are_one_row():
     assert [point[0] for point in curve(thin, "accuracy")] == [100, 200, 300]
 
 
+def test_the_figures_of_a_setting_are_those_of_its_runs_that_are_done():
+    failed = dataclasses.replace(cell(seed=3, values=(0.8,), up=900), status="failed")
+    stopped = dataclasses.replace(cell(seed=4, values=(0.1, 0.1)), status="stopped")
+    whole = [cell(seed=1), cell(seed=2)]
+    (row,), (of_whole,) = (compare(cells, "accuracy", 0.8) for cells in ([*whole, failed, stopped], whole))
+    assert (row.runs, row.failed, row.stopped, row.reached) == (4, 1, 1, 3)
+    for name in ("value", "payload_up", "payload_down", "ratio_up", "seconds"):
+        assert getattr(row, name) == getattr(of_whole, name), name
+    assert curve(row, "accuracy") == curve(of_whole, "accuracy") != []
+    (none_done,) = compare([failed], "accuracy", 0.8)
+    assert (none_done.runs, none_done.value, none_done.payload_up, none_done.ratio_up) == (1, None, None, None)
+    assert (none_done.seconds, none_done.reached, curve(none_done, "accuracy")) == (None, 1, [])
+
+
+def test_runs_with_poisson_sampling_have_a_row_without_bytes():
+    """The store has 0 for them: it keeps nothing that would tell how many clients were sampled."""
+    private = {"privacy": {"mode": "central", "sampling_rate": 0.5}}
+    sampled = [
+        dataclasses.replace(one, made=dataclasses.replace(one.made, plan=one.made.plan | private), dense_up=0)
+        for one in (cell(seed=1, up=0), cell(seed=2, up=0))
+    ]
+    (row,) = compare(sampled, "accuracy", 0.8)
+    flat = figures(row)
+    assert {flat[name] for name in ("payload_up", "payload_down", "ratio_up", "up_to", "down_to")} == {None}
+    assert (flat["value"], flat["reached"], flat["seconds"], flat["seconds_to"]) == (0.9, 2, 6.0, 4.0)
+    (on_link,) = compare(sampled, "accuracy", 0.8, Link(mbps=1.0))
+    assert (on_link.seconds, on_link.seconds_to) == (None, None), "the time of bytes that are not shown"
+
+
 def test_the_number_of_clients_of_a_run_on_devices_varies():
     one = cell()
     on_devices = dataclasses.replace(one, made=dataclasses.replace(one.made, clients=0))

@@ -118,6 +118,9 @@ def test_every_route_shows_the_same_whoever_was_sampled(run: Made) -> None:
     for place, text in few.items():
         assert text == many[place], place
     assert not [place for place, text in many.items() if re.search(r"toy-1\.\d\.[a-e]|toy-1/[a-e]/", text)]
+    for place in ("/api/v1/run-list", "/api/v1/compare?runs=toy-1"):
+        bytes_of = set(re.findall(r'"(?:payload|dense|wire)_(?:up|down)":(\w+)', few[place]))
+        assert bytes_of == {"null"}, "bytes that are not shown are no 0"
 
 
 def test_the_same_comparison_finds_who_was_selected_without_sampling(run: Made) -> None:

@@ -259,6 +259,12 @@ def is_sampled(plan: Mapping[str, Any]) -> bool:
     return bool((plan.get("privacy") or {}).get("sampling_rate"))
 
 
+FIGURES_OF_SAMPLE: Final = (
+    "aggregated_count", "late", "dropped", "failed", "payload_up", "payload_down", "wire_up", "wire_down", "dense_up",
+    "dense_down",
+)  # fmt: skip
+"""The figures of a run and of its rounds that are None, and not 0, in a run with Poisson sampling."""
+
 SHOWN_OF_SAMPLED: Final[tuple[type[Event], ...]] = (
     RunStatusChanged, RunNoted, RunExtended, ModelStored, RoundResumed, PrivacyReserved, PrivacyCommitted, RoundOpened,
     RoundClosed,

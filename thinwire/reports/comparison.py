@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from thinwire.core.errors import UsageError
 from thinwire.core.plan_values import Target
+from thinwire.core.run_events import FIGURES_OF_SAMPLE, is_sampled
 from thinwire.reports.sweep_results import Trial, TrialSpec
 from thinwire.store.explaining import totals_of
 
@@ -80,7 +82,8 @@ class Row:
     """Holds the figures of runs that differ only in the seed.
 
     `settings` has the keys in which the rows differ, with their values. `value` is the target's metric at the end. The
-    figures until the target (`rounds_to` and others) are means over the runs that `reached` it.
+    figures until the target (`rounds_to` and others) are means over the runs that `reached` it. With Poisson sampling
+    bytes are None, and so are seconds to which a link adds the time of these bytes.
     """
 
     settings: dict[str, str]
@@ -97,7 +100,7 @@ class Row:
     up_to: Spread | None
     down_to: Spread | None
     seconds_to: Spread | None
-    cells: tuple[Trial, ...]
+    cells: tuple[Trial, ...]  # the runs with these figures
 
     @property
     def label(self) -> str:
@@ -106,14 +109,18 @@ class Row:
 
 
 def compare(cells: Sequence[Trial], metric: str, target: float | None, link: Link = Link()) -> list[Row]:
-    """Return one row for each setting, sorted by the settings' values."""
+    """Return one row for each setting, sorted by the settings' values; its figures are those of the runs that are done.
+
+    A run that failed or was stopped counts in `runs` and its status, and in what `reached` the target.
+    """
     told = [(cell, dict(_flat(cell))) for cell in cells]
     differ = [key for key in _differing([flat for _, flat in told]) if key != SEED]
     groups: dict[tuple[str, ...], list[Trial]] = {}
     for cell, flat in told:
         groups.setdefault(tuple(flat.get(key, NONE) for key in differ), []).append(cell)
     settings = {values: dict(zip(differ, values, strict=True)) for values in sorted(groups)}
-    return [_row(settings[values], groups[values], metric, target, link) for values in settings]
+    done = {values: [cell for cell in cells if cell.status == "done"] for values, cells in groups.items()}
+    return [_row(settings[values], groups[values], done[values], metric, target, link) for values in settings]
 
 
 def _differing(told: Sequence[dict[str, str]]) -> list[str]:
@@ -158,9 +165,16 @@ def compare_runs(
     """Compare stored runs, named by id, unique prefix or `latest`; raise `NotFound` for one that is not there.
 
     Bytes are those of `runs show`, seconds those of the rounds. Without `metric` it is what the first run is judged by.
-    Rounds are read only if `with_rounds`, or where a target or a link needs them.
+    Rounds are read only if `with_rounds`, or where a target or a link needs them. Raise `UsageError` if a link is added
+    to a run on devices.
     """
     runs = list({row.run_id: row for row in map(store.run, names)}.values())
+    if link != Link() and (measured := [row.run_id for row in runs if row.source == "devices"]):
+        raise UsageError(
+            f"the time on a link is not added to {', '.join(measured)}",
+            why="a run on devices: the time on their own links is in its seconds",
+            hint="leave out --mbps and --rtt-ms, or compare simulated runs only",
+        )
     whole = with_rounds or target is not None or link != Link()
     cells = [_cell(store, row, whole) for row in runs]
     told = [dict(_flat(cell)) for cell in cells]
@@ -169,7 +183,7 @@ def compare_runs(
     settings = [
         {RUN: row.run_id, **{key: flat.get(key, NONE) for key in differ}} for row, flat in zip(runs, told, strict=True)
     ]
-    rows = [_row(of, [cell], metric, target, link) for of, cell in zip(settings, cells, strict=True)]
+    rows = [_row(of, [cell], [cell], metric, target, link) for of, cell in zip(settings, cells, strict=True)]
     values = {key: {of[RUN]: of[key] for of in settings} for key in differ}
     ended = {row.run_id for row in runs if row.status in UNFINISHED_STATUSES}
     return RunsCompared(
@@ -194,15 +208,19 @@ def judged_by(plan: Mapping[str, Any], measured: Collection[str]) -> str:
 
 
 def run_curves(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return for each run its measured rounds: number, seconds and payload bytes until then, and the metrics."""
+    """Return for each run its measured rounds: number, seconds and payload bytes until then, and the metrics.
+
+    The bytes are None in a run with Poisson sampling.
+    """
     found = []
     for row in {row.run_id: row for row in map(store.run, names)}.values():
         first = [{"round": 0, "seconds": 0.0, "bytes": 0, "metrics": row.metrics0}] if row.metrics0 else []
-        points = [
+        points = first + [
             {"round": one.round, "seconds": one.until_s, "bytes": one.until_payload, "metrics": one.decisive}
             for one in store.points(row.run_id, POINTS)
         ]
-        found.append({"run_id": row.run_id, "points": [*first, *points]})
+        hidden: dict[str, Any] = {"bytes": None} if is_sampled(row.plan) else {}
+        found.append({"run_id": row.run_id, "points": [point | hidden for point in points]})
     return found
 
 
@@ -216,7 +234,8 @@ def _cell(store: Store, row: RunRow, whole: bool) -> Trial:
 
 def _facts(row: RunRow) -> dict[str, Any]:
     """Return what a row of a stored run has besides: what it is, how far it came, and its bytes on the wire."""
-    found = {name: getattr(row, name) for name in FACTS}
+    hidden = FIGURES_OF_SAMPLE if is_sampled(row.plan) else ()
+    found = {name: None if name in hidden else getattr(row, name) for name in FACTS}
     return found | {"metrics": row.decisive, "best_metric": row.plan["run"]["metric"]}
 
 
@@ -256,17 +275,20 @@ def figures(row: Row) -> dict[str, Any]:
     return flat | {"ratio_up": row.ratio_up}
 
 
-def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: float | None, link: Link) -> Row:
-    firsts = [reached(cell, metric, target, link) for cell in cells] if target is not None else []
+def _row(
+    settings: dict[str, str], of: list[Trial], cells: list[Trial], metric: str, target: float | None, link: Link
+) -> Row:
+    """Return the row of the runs `of`, with the figures of those in `cells`."""
+    firsts = [reached(cell, metric, target, link) for cell in of] if target is not None else []
     there = [first for first in firsts if first]
     sent = [(_uplink_bytes(cell), _downlink_bytes(cell)) for cell in cells]
     took = [_seconds(cell, link) for cell in cells]
     up = sum(one for one, _ in sent)
-    return Row(
+    row = Row(
         settings=settings,
-        runs=len(cells),
-        failed=sum(cell.status == "failed" for cell in cells),
-        stopped=sum(cell.status == "stopped" for cell in cells),
+        runs=len(of),
+        failed=sum(cell.status == "failed" for cell in of),
+        stopped=sum(cell.status == "stopped" for cell in of),
         value=Spread.of(cell.metrics[metric] for cell in cells if metric in cell.metrics),
         payload_up=Spread.of(one for one, _ in sent),
         payload_down=Spread.of(other for _, other in sent),
@@ -279,6 +301,10 @@ def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: floa
         seconds_to=Spread.of(first.seconds for first in there),
         cells=tuple(cells),
     )
+    if not any(is_sampled(cell.made.plan) for cell in of):
+        return row
+    row = replace(row, payload_up=None, payload_down=None, ratio_up=None, up_to=None, down_to=None)
+    return replace(row, seconds=None, seconds_to=None) if link.mbps else row
 
 
 def _uplink_bytes(cell: Trial) -> int:

@@ -49,6 +49,7 @@ from thinwire.privacy.meaning import meaning, right_guesses, unit_text
 from thinwire.privacy.noise_plan import most_participations
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
+    EVERYONE,
     SIMULATED,
     TREE,
     TRUSTED,
@@ -159,7 +160,8 @@ def privacy_report(store: Store, run: RunRow) -> dict[str, Any]:
         "trust": {"in_short": SIMULATED if run.source == "sim" else TRUSTED.get(mode, ""), **WHO[mode]},
         "participation": {
             "cap_of_the_plan": most_participations(privacy, run.plan["run"]["rounds"]),
-            "most_rounds_of_one_client": spent.participations, "clients": spent.clients, "population": spent.population,
+            "most_rounds_of_one_client": spent.participations, "sampling_rate": privacy.sampling_rate,
+            "clients": spent.clients if privacy.sampling_rate is None else None, "population": spent.population,
             "budget": privacy.budget,
         },
         "releases": [_release(row) for row in own],
@@ -264,7 +266,11 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from (("trust", f"{who}: {what}") for who, what in sorted(report["trust"].items()) if who != "in_short")
     most = f"{part['most_rounds_of_one_client']} of at most {part['cap_of_the_plan']}"
     budget = "" if part["budget"] is None else f"; budget = {part['budget']:g}"
-    yield "rounds", f"one client took part in {most}; {counted(part['clients'], 'client')}{budget}"
+    if part.get("sampling_rate") is None:
+        yield "rounds", f"one client took part in {most}; {counted(part['clients'], 'client')}{budget}"
+    else:
+        paid = f"{EVERYONE} pays for {most}, sampled or not"
+        yield "rounds", f"{paid}; the number of sampled clients is not shown{budget}"
     released = [one for one in report["releases"] if one["state"] == "committed"]
     when = f", {released[0]['reserved_at']} to {released[-1]['reserved_at']}" if released else ""
     yield "releases", f"{counted(len(released), 'model')}{when}; {report['rounds_without_a_release']} spent without one"

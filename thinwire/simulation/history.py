@@ -18,6 +18,7 @@ from thinwire.aggregation.downlink import named_tensors
 from thinwire.client.personal_files import values_of
 from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import NO_STEP, ClientFailed, Evaluated, Event, RoundClosed
+from thinwire.core.run_events import is_sampled
 from thinwire.core.statedir import AggregatorHome
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.reports.stored_models import StoredModel, stored_model
@@ -74,9 +75,9 @@ class History:
         return self.run.metrics
 
     @property
-    def payload_up(self) -> int:
-        """Return the bytes of all uplink payloads."""
-        return self.run.payload_up
+    def payload_up(self) -> int | None:
+        """Return the bytes of all uplink payloads; None with Poisson sampling, as in `records`."""
+        return None if is_sampled(self.run.plan) else self.run.payload_up
 
     def model(self, client: str = "") -> torch.nn.Module:
         """Return a new module of the task with the tensors of the run's last model, in evaluation mode.
@@ -155,7 +156,7 @@ class History:
     def clients(self) -> Any:
         """Return the client records as a pandas DataFrame; raise `ThinwireError` if pandas is not installed.
 
-        >>> simulate(task, plan, clients=20).clients().groupby("client").accuracy.last()  # doctest: +SKIP
+        >>> simulate(task, plan, clients=20).clients().groupby("client")["eval/accuracy"].last()  # doctest: +SKIP
         """
         return _frame(self.client_records(), "clients", "client_records")
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from thinwire.core.errors import UsageError
 from thinwire.core.events import ENDED
+from thinwire.core.run_events import FIGURES_OF_SAMPLE, is_sampled
 from thinwire.reports.comparison import MAX_RUNS, compare_runs, run_curves
 from thinwire.store import RunRow, Store
 from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
@@ -32,6 +33,7 @@ class RunSummary(Answer):
     """Holds a row of the table of runs; `best` is the best value of the plan's `metric`; without one, the latest.
 
     `version` of `rounds_total` rounds made a step. `rounds_closed` also counts the rounds that closed without one.
+    Bytes are null in a run with Poisson sampling.
     """
 
     run_id: str
@@ -46,9 +48,9 @@ class RunSummary(Answer):
     version: int
     metric: str
     best: float | None
-    payload_up: int
-    payload_down: int
-    dense_up: int
+    payload_up: int | None
+    payload_down: int | None
+    dense_up: int | None
     seconds: float | None
     created_at: float
     started_at: float | None
@@ -135,6 +137,7 @@ class RunListReader:
 
     def _summary(self, row: RunRow, sentence: str) -> RunSummary:
         own = {name: getattr(row, name) for name in RunSummary.model_fields if hasattr(row, name)}
+        own |= {name: None for name in FIGURES_OF_SAMPLE if name in own and is_sampled(row.plan)}
         metric = str(row.plan["run"]["metric"])
         best = row.decisive.get(metric) if row.best_value is None else row.best_value
         took = None if row.started_at is None or row.finished_at is None else row.finished_at - row.started_at

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 
 TO = "target of a metric: shows bytes and seconds to it"
+MBPS = "Mb/s of a link added to simulated runs; 0: none"
 
 
 def compare(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="runs to compare; or --group")] = None,
     group: Annotated[str | None, typer.Option("--group", help="compare the runs of sim --sweep --name GROUP")] = None,
     to: Annotated[str | None, typer.Option("--to", metavar="METRIC=VALUE", help=TO)] = None,
-    mbps: Annotated[float, typer.Option("--mbps", min=0.0, help="add the time on such a link; 0: none")] = 0.0,
+    mbps: Annotated[float, typer.Option("--mbps", min=0.0, help=MBPS)] = 0.0,
     rtt_ms: Annotated[float, typer.Option("--rtt-ms", min=0.0, help="round trip of that link, in ms")] = 0.0,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="also write the table to this file")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="plot the metric over bytes")] = None,
@@ -41,8 +42,8 @@ def compare(
     """Compare runs: bytes and seconds, also to a target; a group's runs with mean and spread over seeds.
 
     Each named run has a row, with the bytes that `runs show` prints; those that were stopped or failed come apart. Runs
-    of a group that differ in nothing but the seed are one row. Bytes are payload of all clients together; seconds are
-    those of clients that work side by side, without a wire unless --mbps and --rtt-ms say how one is.
+    of a group that differ in nothing but the seed are one row. Bytes are payload of all clients together. Seconds are
+    those of clients that work in parallel: of simulated ones without a link, unless --mbps and --rtt-ms add one.
     """
     from thinwire.reports.comparison import Link, figures
 
@@ -137,7 +138,8 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     for row in rows:
         shown = [
             row.cells[0].status if is_stored else _runs(row),
-            _pair(row.value, ".4f"), _size(row.payload_up), f"{row.ratio_up:.1f}" if row.ratio_up else "",
+            _pair(row.value, ".4f"), _size(row.payload_up),
+            f"{row.ratio_up:.1f}" if row.ratio_up else formatting.NOTHING,
             _size(row.payload_down), _seconds(row.seconds),
         ]  # fmt: skip
         if target is not None:

@@ -20,6 +20,7 @@ from thinwire.cli import console
 from thinwire.cli.params import Home, Json, RunId
 from thinwire.core import formatting
 from thinwire.core.events import ENDED
+from thinwire.core.run_events import FIGURES_OF_SAMPLE, is_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ def run_document(store: Store, run_id: str, number: int | None = None) -> dict[s
     """Return a run with its rounds, or with the round of this number, as JSON types."""
     row = store.run(run_id)
     rounds = store.rounds(row.run_id)
-    found = [_round(r) for r in rounds if number in (None, r.round)]
+    found = [_round(r, is_sampled(row.plan)) for r in rounds if number in (None, r.round)]
     document = run_summary(row) | {"measured_version": measured_version(row, rounds), "rounds": found}
     return document | _secure(store, row, rounds, found) | _private(store, row)
 
@@ -101,8 +102,14 @@ def run_summary(row: RunRow) -> dict[str, Any]:
     """Return a run without its rounds as JSON types."""
     from thinwire.reports.reason_text import sentence
 
-    of_run = {name: getattr(row, name) for name in RUN_KEYS}
+    of_run = _shown(row, RUN_KEYS, is_sampled(row.plan))
     return of_run | {"notes": [sentence(note) for note in row.notes], "parameters": row.size}
+
+
+def _shown(row: RunRow | RoundRow, keys: Sequence[str], hides_sample: bool) -> dict[str, Any]:
+    """Return the values of a row; None for those that would tell how many clients Poisson sampling selected."""
+    hidden = FIGURES_OF_SAMPLE if hides_sample else ()
+    return {name: None if name in hidden else getattr(row, name) for name in keys}
 
 
 def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
@@ -168,16 +175,17 @@ def without_sum(rounds: Sequence[RoundRow]) -> Iterator[str]:
         yield f"rounds closed as {reason}: {len(ended)}, the last was round {ended[-1].round}: {ended[-1].detail}"
 
 
-def _round(row: RoundRow) -> dict[str, Any]:
+def _round(row: RoundRow, hides_sample: bool) -> dict[str, Any]:
     """Return one round as JSON types, with its reasons as sentences."""
     from thinwire.reports.reason_text import deadline_sentence, sentence
 
-    sums = {"payload_bytes": total(row.payload_up, row.payload_down), "wire_bytes": total(row.wire_up, row.wire_down)}
+    shown = _shown(row, ROUND_KEYS, hides_sample)
+    sums = {f"{kind}_bytes": total(shown[f"{kind}_up"], shown[f"{kind}_down"]) for kind in ("payload", "wire")}
     reasons = {
         "deadline_reason": deadline_sentence(row.deadline_s, row.deadline_reason), "sampling": sentence(row.sampling),
         "codec_reasons": {device: sentence(reasons) for device, reasons in row.codec_reasons.items()},
     }  # fmt: skip
-    return {name: getattr(row, name) for name in ROUND_KEYS} | reasons | sums
+    return shown | reasons | sums
 
 
 def on_the_wire(wire: int | None, payload: int) -> str:
@@ -300,7 +308,8 @@ def _deleted_row(row: RunRow) -> tuple[str, ...]:
 def _row(row: RunRow) -> tuple[str, ...]:
     """Return the cells of a run in the list."""
     accuracy, loss = formatting.figure(row.decisive.get("accuracy")), formatting.figure(row.decisive.get("loss"))
-    sent, begun = formatting.size(row.payload_up), console.ago(row.created_at)
+    sent = formatting.size(None if is_sampled(row.plan) else row.payload_up)
+    begun = console.ago(row.created_at)
     return row.run_id, row.status, _made(row), accuracy, loss, sent, begun
 
 

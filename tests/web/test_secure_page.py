@@ -37,7 +37,7 @@ def test_a_round_shows_its_phases_who_dropped_out_and_the_sum(story: SecureStory
     expect(share).to_contain_text("pi-03 (withdrew: policy)")
     expect(agree).to_contain_text("pi-09")
     expect(page.locator("#rounds .phases")).to_contain_text("The sum has the updates of 8 clients, with the weight 8")
-    expect(page.locator("#rounds .went")).to_contain_text("masked 5.2 s")
+    expect(page.locator("#rounds .breakdown")).to_contain_text("masked 5.2 s")
     expect(page.locator("#rounds")).not_to_contain_text("in no measured stage")
     page.get_by_role("button", name="Round after").click()
     expect(page.locator(".closing").first).to_contain_text("too few clients were left for a sum, which needs 6")

@@ -17,7 +17,7 @@ import { useQuery } from "./query.js";
 import { Rounds } from "./rounds.js";
 import { Protection } from "./secure.js";
 import { address, merge } from "./view.js";
-import { Spent, Went } from "./went.js";
+import { TimeBar, TimeBreakdown } from "./timebreakdown.js";
 
 const CLIENTS_MS = 1000; // between two reads of the clients' states
 const COMMANDS = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running: ["pause", "stop"], paused: ["resume", "stop"] }; // status -> what a person may command
@@ -76,8 +76,8 @@ const Below = ({ data, news, still, shown, chosen, choose }) => {
       ${run.why && html`
         <${Section} id="time" title="Where the time went" aside=${run.protection ? "by phase" : "along the slowest of each round"}>
           <p class="why">${run.why}</p>
-          <${Spent} stages=${run.stages} />
-          <${Went} went=${run} />
+          <${TimeBar} stages=${run.stages} />
+          <${TimeBreakdown} of=${run} />
         <//>`}
       <${Rounds} ...${data} news=${news} still=${still} chosen=${chosen} choose=${choose} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}

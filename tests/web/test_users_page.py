@@ -65,6 +65,32 @@ def test_two_users_see_what_their_roles_allow_and_each_what_the_other_did(
     expect(bert).to_have_url(re.compile("/login"))  # an action of anybody is news, and the next read is refused
 
 
+def test_an_admin_logs_out_another_user_then_all_sessions_by_code_and_the_own_ones(
+    store: Store, served: Shown, as_user: As
+):  # fmt: skip
+    anna, bert = as_user("anna", "users"), as_user("bert", "devices")
+    by_code = store.logins.redeem(store.logins.new_code())
+
+    def log_out(name: str) -> None:
+        anna.get_by_role("button", name=f"Log out {name} everywhere").click()
+        group = anna.get_by_role("group", name=f"Log out {name} everywhere?")
+        group.get_by_role("button", name="Log out", exact=True).click()
+
+    log_out("bert")
+    expect(anna.locator("#users tr").filter(has_text="bert").get_by_role("status")).to_have_text("logged out")
+    expect(bert).to_have_url(re.compile("/login"))
+    assert axe(anna) == []
+    log_out("machine")
+    expect(anna.locator("#users .note").get_by_role("status")).to_have_text("logged out")
+    assert by_code is not None
+    assert not store.logins.valid(by_code)
+    log_out("anna")
+    expect(anna).to_have_url(re.compile("/login"))
+    assert store.users.log_in("bert", GOOD), "a user who is logged out may log in again"
+    done = [(row.who, row.detail) for row in store.audit.rows()[1] if row.what == "log out user"]
+    assert done == [("anna", name) for name in ("anna", "machine", "bert")]
+
+
 def test_an_admin_who_acts_later_gives_the_password_again(store: Store, served: Shown, as_user: As):
     page = as_user("anna", "users")
     with store._database.writing() as connection:

@@ -47,13 +47,14 @@ const Users = ({ rows }) => {
     { title: "Role", cell: (r) => (r.disabled_at ? html`<span class="outcome is-away"><${Icon} name="cross" /><span>disabled ${moment(r.disabled_at)}</span></span>` : r.role) },
     { title: "Added", cell: (r) => html`${moment(r.created_at)} <span class="faint">by ${r.who}</span>` },
     { title: "Last login", cell: (r) => (r.login_at ? moment(r.login_at) : "never") },
-    { title: html`<span class="unseen">Change</span>`, right: true, cell: (r) => (r.name === user ? html`<span class="faint">another admin changes you</span>` : html`<div class="deeds">
+    { title: html`<span class="unseen">Change</span>`, right: true, cell: (r) => (r.name === user ? html`<div class="deeds"><span class="faint">another admin changes you</span><${LogOut} name=${r.name} /></div>` : html`<div class="deeds">
         <button type="button" class="tool" aria-label=${`Role of ${r.name}`} onClick=${() => setWish({ what: "role", row: r })}>Role…</button>
         <button type="button" class="tool" aria-label=${`Reset the password of ${r.name}`} onClick=${() => setWish({ what: "reset", row: r })}>Password…</button>
         ${r.disabled_at
     ? html`<${Twice} label=${`Enable ${r.name}`} word="Enable" act=${() => post(`users/${r.name}/enable`, {})} />`
-    : html`<${Twice} label=${`Disable ${r.name}`} word="Disable" bad act=${() => post(`users/${r.name}/disable`, {})} />`}</div>`) },
+    : html`<${LogOut} name=${r.name} /><${Twice} label=${`Disable ${r.name}`} word="Disable" bad act=${() => post(`users/${r.name}/disable`, {})} />`}</div>`) },
   ]} />
+      <p class="note">Sessions that began with a one-time code are those of the user ${MACHINE}, an admin. <${LogOut} name=${MACHINE} /></p>
       <details class="more" open=${!rows.length}><summary>Add a user</summary>
         <${Form} label="Add a user" button="Add" send=${add}>
           <${Field} label="Name" name="name" maxlength="32" pattern="[a-z0-9][a-z0-9._\\-]*" hint="of a to z, 0 to 9, dot, _ and -" autocomplete="off" />
@@ -64,6 +65,9 @@ const Users = ({ rows }) => {
     <//>
     ${wish && html`<${Change} wish=${wish} close=${() => setWish(null)} />`}`;
 };
+
+/** Ends all sessions of a user, also one's own. */
+const LogOut = ({ name }) => html`<${Twice} label=${`Log out ${name} everywhere`} word="Log out" done="logged out" act=${() => post(`users/${name}/logout`, {})} />`;
 
 /** Another role, or another password, for a user. */
 const Change = ({ wish, close }) => {

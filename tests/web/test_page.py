@@ -330,6 +330,7 @@ def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Brow
         page.goto(f"{served.url}/login?next=runs/digits-9&code={store.logins.new_code()}")
         expect(page.get_by_role("alert")).to_contain_text("no run 'digits-9'")
         expect(page.get_by_role("alert")).to_contain_text(told.run_id)
+        expect(page.get_by_role("heading", level=1)).to_have_text("digits-9")
 
 
 def test_the_dashboard_names_the_stages_as_the_command_line_does():
@@ -377,7 +378,9 @@ def test_a_read_that_fails_after_the_first_one_is_told_until_one_succeeds(
     expect(page.locator(".loading:visible")).to_have_count(0)
     page.route(reads, lambda route: route.abort("connectionfailed"))
     run.status("paused", "paused by a person")
-    expect(page.get_by_role("alert").first).to_contain_text("is not reachable")
+    expect(page.get_by_role("alert")).to_contain_text("is not reachable")
+    expect(page.get_by_role("alert")).to_contain_text("What you see was read before that.Try: reload the page")
+    expect(page.get_by_role("alert")).not_to_contain_text("heard")
     expect(page.locator(".beat")).to_have_text("live")
     page.unroute(reads)
     run.status("running", "goes on")

@@ -11,13 +11,11 @@ const read = () => get("alerts");
 export const AlertsPage = ({ news }) => {
   const { data, error } = useReading(read, news, [news.alerts, news.unseen, news.alert_changes]);
   document.title = "Alerts · Thinwire";
-  if (error && !data) return html`<${Refusal} error=${error} />`;
-  if (!data) return html`<p class="loading">Reading…</p>`;
+  if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const open = data.filter((one) => one.closed_at === null);
   const over = data.filter((one) => one.closed_at !== null);
   return html`
-    <${Gone} news=${news} matters />
-    ${error && news.reached && html`<${Refusal} error=${error} />`}
+    <${Gone} news=${news} matters error=${error} />
     <div class="head"><h1>Alerts</h1><p class="sentence small">${summary(open)}</p></div>
     <${Section} id="open-alerts" title="Open" csv=${link("api/v1/alerts.csv")} json=${link("api/v1/alerts")}>
       <${Table} label="Open alerts" rows=${open} stacks keyOf=${(one) => one.id} columns=${OPEN} empty="nothing is wrong" />

@@ -27,7 +27,7 @@ export const DevicePage = ({ name, news }) => {
   const gone = news.aggregator === "gone" || !news.reached;
   const decide = (what) => setWish({ what, device: data });
   return html`
-    <${Gone} news=${news} matters />
+    <${Gone} news=${news} matters error=${error} />
     <div class="head"><${Where} name=${data.device} /><${Seen} device=${data} gone=${gone} />
       <${TagList} tags=${data.tags} />
       <span class="commands">
@@ -36,7 +36,6 @@ export const DevicePage = ({ name, news }) => {
         ${data.standing !== "revoked" && may("admin") && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
       </span></div>
     <p class="sentence">${data.sentence}${data.disconnected_at && data.standing === "approved" && !gone ? ` Offline since ${moment(data.disconnected_at)}: ${data.disconnect_reason}.` : ""}</p>
-    ${error && html`<${Refusal} error=${error} />`}
     ${refused && html`<${Refusal} error=${refused} />`}
     ${data.next_step && html`<div class="notice said"><${Icon} name="alert" /><div><strong>${data.next_step}</strong></div></div>`}
     ${data.declined && html`<${Declined} said=${data.declined} />`}

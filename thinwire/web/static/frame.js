@@ -4,7 +4,7 @@ import { Confirming } from "./confirm.js";
 import { html, link, role, start, user, useState } from "./dom.js";
 import { clock, when } from "./format.js";
 import { serverNow } from "./live.js";
-import { Command, Icon } from "./parts.js";
+import { Command, Icon, Refusal } from "./parts.js";
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
@@ -67,8 +67,13 @@ export const Frame = ({ news, at, children }) => {
     <${Confirming} />`;
 };
 
+/** Why what is shown is not the newest: nothing changes now, or the last read failed, with this `error`. */
+export const Gone = ({ news, matters, error }) => html`
+  <${Still} news=${news} matters=${matters} />
+  ${error && news.reached && !news.store && html`<${Refusal} error=${error}>What you see was read before that.<//>`}`;
+
 /** The state in which nothing that is shown will change; `matters` says that somebody waits for a change. */
-export const Gone = ({ news, matters }) => {
+const Still = ({ news, matters }) => {
   if (news.reached && news.store) {
     return html`<div class="notice bad" role="alert"><${Icon} name="alert" />
       <div><strong>The database is not readable.</strong><p>${news.store}</p></div></div>`;

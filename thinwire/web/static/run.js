@@ -50,13 +50,12 @@ export const RunPage = ({ id, news }) => {
   useEffect(() => {
     document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";
   }, [data?.run.run_id, data?.run.status]);
-  if (!data) return error && news.reached ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
+  if (!data) return error && news.reached ? html`<div class="head"><${Where} id=${id} /></div><${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const { run, opened, rounds, devices, service } = data;
   const gone = news.aggregator === "gone" || !news.reached;
   const still = run.source === "sim" && news.reached ? null : stoodStill(news); // a simulation needs no aggregator
   return html`
-    <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
-    ${error && news.reached && html`<${Refusal} error=${error} />`}
+    <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} error=${error} />
     <${Head} run=${run} rounds=${rounds} still=${still} gone=${gone} />
     ${run.status === "waiting" || (!opened && !ENDED.includes(run.status))
       ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${gone} />` : null}
@@ -88,6 +87,9 @@ const Below = ({ data, news, still, shown, chosen, choose }) => {
     <${Journal} id=${run.run_id} />`;
 };
 
+const Where = ({ id }) => html`
+  <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${id}</h1></nav>`;
+
 const Head = ({ run, rounds, still, gone }) => {
   const open = rounds.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
@@ -95,7 +97,7 @@ const Head = ({ run, rounds, still, gone }) => {
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
   return html`
     <div class="head">
-      <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
+      <${Where} id=${run.run_id} />
       <span aria-live="polite"><${Status} status=${run.status} /></span>
       ${run.name && html`<b>${run.name}</b>`}<${TagList} tags=${[...run.tags, ...(run.archived_at ? ["archived"] : [])]} />
       ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}

@@ -28,10 +28,9 @@ export const UsersPage = ({ news }) => {
   }, []);
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} /><p class="loading">Reading…</p>`;
   return html`
-    <${Gone} news=${news} />
+    <${Gone} news=${news} error=${error} />
     <div class="head"><h1>Users and tokens</h1></div>
     <p class="sentence">You are ${user}, with the role ${role}. ${MEANS[role]}</p>
-    ${error && html`<${Refusal} error=${error} />`}
     ${may("admin") && html`<${Users} rows=${data.users} />`}
     <${Tokens} rows=${data.tokens} />
     <${Password} />`;

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.browsing import Open, axe, axe_in_both, overflow, pages
+from tests.support.filled_fleet import a_fleet
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown
 from thinwire.store import Store
@@ -109,6 +110,15 @@ def test_an_admin_who_acts_later_gives_the_password_again(store: Store, served: 
     dialog.get_by_role("button", name="Go on").click()
     expect(page.get_by_text("dora may log in, with the role viewer.")).to_be_visible()
     expect(page.locator("#users tbody tr").filter(has_text="dora")).to_have_count(1)
+
+
+def test_an_admin_alone_is_offered_to_approve_a_revoked_device_again(store: Store, served: Shown, as_user: As):
+    a_fleet(store, time.time())
+    again = {name: as_user(name, "devices/old-box").locator(".head") for name in ("anna", "bert")}
+    expect(again["anna"].get_by_role("button", name="Approve again…")).to_be_visible()
+    expect(again["anna"]).not_to_contain_text("An admin")
+    expect(again["bert"]).to_contain_text("An admin approves it again.")
+    expect(again["bert"].get_by_role("button", name="Approve again…")).to_have_count(0)
 
 
 def test_a_token_is_shown_once_and_its_name_as_text(store: Store, served: Shown, as_user: As):

@@ -32,6 +32,7 @@ export const DevicePage = ({ name, news }) => {
       <${TagList} tags=${data.tags} />
       <span class="commands">
         ${may("operator") && html`<button type="button" class="tool" onClick=${() => decide("rename")}>Rename…</button><button type="button" class="tool" onClick=${() => decide("tags")}>Tags…</button>`}
+        ${data.standing === "revoked" && !may("admin") && html`<span class="faint">An admin approves it again.</span>`}
         ${data.standing !== "approved" && may(data.standing === "revoked" ? "admin" : "operator") && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
         ${data.standing !== "revoked" && may("admin") && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
       </span></div>

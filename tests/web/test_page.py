@@ -133,6 +133,11 @@ def test_a_window_made_narrow_has_no_second_scroll_bar_until_its_curves_are_draw
     assert overflow(page) <= 0
 
 
+def test_a_page_names_the_zone_of_its_times(store: Store, served: Shown, look: Open):
+    page = look(served.url, timezone_id="Asia/Tokyo")
+    expect(page.get_by_role("contentinfo")).to_have_text("Times are in the time zone of this browser, Asia/Tokyo.")
+
+
 def test_the_login_says_why_a_code_is_refused(store: Store, served: Shown, browser: Browser):
     with browser.new_context() as context:
         page = context.new_page()

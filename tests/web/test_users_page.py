@@ -20,6 +20,12 @@ from thinwire.web.access import RECENT_S
 GOOD, OTHER = "an owl in the 7th tower", "a mole under the 8th tree"
 HOSTILE = "<img src=x onerror=alert(1)>"
 As = Callable[..., Page]
+# The placeholders that have not the color of text that is meant to be read.
+FAINTER = """(fields) => fields.filter((field) => {
+  const text = field.parentElement.appendChild(document.createElement("i"));
+  text.style.color = "var(--muted)";
+  return getComputedStyle(field, "::placeholder").color !== getComputedStyle(text).color;
+}).map((field) => field.name)"""
 
 
 @pytest.fixture
@@ -165,6 +171,7 @@ def test_the_new_pages_are_accessible_at_every_width(store: Store, served: Shown
         for details in page.locator("details").all():
             details.locator("summary").click()
         assert axe_in_both(page) == [], path
+        assert page.locator("[placeholder]").evaluate_all(FAINTER) == [], path
         for width in (400, 1000, 1920):
             page.set_viewport_size({"width": width, "height": 900})
             assert overflow(page) <= 0, (path, width)

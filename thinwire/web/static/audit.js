@@ -22,7 +22,7 @@ export const AuditPage = ({ news }) => {
   return html`
     <${Gone} news=${news} error=${error} />
     <div class="head"><h1>Audit log</h1></div>
-    <p class="sentence">${data.total ? `${count(data.total)} actions. Who typed a command on the aggregator's machine has the name of the system's user.` : "Nothing has been done yet."}</p>
+    <p class="sentence">${data.total ? `${count(data.total)} actions. A command that was typed on the aggregator's machine has the name of its system user.` : "Nothing has been done yet."}</p>
     <${Section} id="log" title="Actions" aside="latest first" csv=${link("api/v1/audit.csv")} json=${link(`api/v1/audit?first=${from}&count=${PAGE}`)}>
       <${Table} label="Actions, latest first" rows=${data.rows} stacks empty="none" columns=${[
     { title: "When", cell: (r) => when(r.at, serverNow()) },

@@ -86,7 +86,7 @@ const word = (value, yes, no) => (value === null ? "not said" : value ? yes : no
 const gib = (value) => (value === null ? null : `${(value / GIB).toFixed(1)} GiB`);
 
 const Equipment = ({ has }) => html`
-  <${Section} id="has" title="What it has" aside=${has.sentence ? "as it said when it came" : "it said nothing of it"}>
+  <${Section} id="has" title="What it has" aside=${has.sentence ? "as it said when it came" : "nothing reported"}>
     ${has.sentence && html`<dl class="facts">
       <div><dt>cores</dt><dd>${has.cores === null ? "not said" : count(has.cores)}</dd></div>
       <div><dt>memory</dt><dd>${gib(has.memory_bytes) ?? "not said"}${has.free_bytes === null ? "" : html` <small>${gib(has.free_bytes)} free</small>`}</dd></div>
@@ -96,7 +96,7 @@ const Equipment = ({ has }) => html`
   <//>`;
 
 const Installed = ({ tasks }) => html`
-  <${Section} id="tasks" title="Tasks" aside=${tasks.length ? "" : "none said yet"}>
+  <${Section} id="tasks" title="Tasks" aside=${tasks.length ? "" : "none reported yet"}>
     ${tasks.map((t) => html`
       <div class="installed">
         <h3>${t.name}${t.version ? ` ${t.version}` : ""}</h3>

@@ -35,6 +35,8 @@ const Theme = () => {
     <${Icon} name=${dark ? "sun" : "moon"} /></button>`;
 };
 
+const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;
+
 const LINK_STATE = {
   lost: ["bad", "dashboard not reachable"],
   gone: ["bad", "aggregator gone"],
@@ -64,6 +66,7 @@ export const Frame = ({ news, at, children }) => {
       <form method="post" action=${link("logout")} onSubmit=${leave}><button class="tool" aria-label=${`Log out ${user}`}>Log out</button></form>
     </header>
     <main>${children}</main>
+    <footer class="faint">Times are in the time zone of this browser, ${ZONE}.</footer>
     <${Confirming} />`;
 };
 

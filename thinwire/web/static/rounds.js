@@ -1,7 +1,7 @@
 // The rounds as a strip to choose from, and the chosen one as a Gantt chart of its clients.
 import { AssignedFor } from "./assignments.js";
 import { html, link, useEffect, useRef } from "./dom.js";
-import { seconds, share } from "./format.js";
+import { bytes, seconds, share } from "./format.js";
 import { Gantt, STAGES } from "./gantt.js";
 import { HeatMap, MAX_BARS } from "./heat.js";
 import { useRounds } from "./roundtable.js";
@@ -151,7 +151,7 @@ const Assignments = ({ round }) => html`
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },
     { title: "Residual ÷ update", right: true, cell: (u) => share(u.residual_ratio) },
-    { title: "Payload up", right: true, cell: (u) => `${u.payload_up} B` },
+    { title: "Payload up", right: true, cell: (u) => bytes(u.payload_up) },
     { title: "Requests", right: true, cell: (u) => u.requests || "–" },
   ]} />
   ${round.updates.length + round.late_aggregated.length > MOST_ROWS && html`<p class="note">The first ${MOST_ROWS}; the CSV has all ${round.updates.length + round.late_aggregated.length}.</p>`}

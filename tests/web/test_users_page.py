@@ -178,6 +178,8 @@ def test_the_new_pages_are_accessible_at_every_width(store: Store, served: Shown
 
 
 def test_a_session_by_code_tells_how_one_gets_a_password(served: Shown, look: Open):
-    page = look(served.url, "users")
+    page = look(served.url, "audit")
+    expect(page.locator(".sentence")).to_contain_text("1 action. A command")
+    page.goto(f"{served.url}/users")
     expect(page.locator("#own")).to_contain_text("has no password. To log in with one, add a user above")
     expect(page.locator("#own code")).to_contain_text("thinwire aggregator users add NAME --role admin")

@@ -70,7 +70,7 @@ const unsaid = (of, never) => (!of ? never : of.least ? "too little was sent to 
 
 /** A median with what nine of ten kept to, and of how many. */
 const Measured = ({ of, word, most, otherwise }) => (of?.p50
-  ? of.least ? html`at least ${word(of.p50)} <small>too little was sent to tell, the last ${count(of.samples)} times</small>` : html`${word(of.p50)} <small>nine of ten ${most} ${word(of.p90)}, of the last ${count(of.samples)}</small>` : otherwise);
+  ? of.least ? html`at least ${word(of.p50)} <small>too little was sent to tell, the last ${plural(of.samples, "time")}</small>` : html`${word(of.p50)} <small>nine of ten ${most} ${word(of.p90)}, of the last ${count(of.samples)}</small>` : otherwise);
 
 const Where = ({ name }) => html`
   <nav aria-label="Where you are"><a href=${link("devices")}>Devices</a><span aria-hidden="true"> / </span><h1>${name}</h1></nav>`;

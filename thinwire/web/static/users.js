@@ -41,7 +41,7 @@ const Users = ({ rows }) => {
   const add = async (given) => (await post("users", given)).sentence;
   return html`
     <${Section} id="users" title="Users" aside=${ROLES.slice(0, 2).map((one) => MEANS[one]).join(" ")} json=${link("api/v1/users")}>
-      <${Table} label="Users" rows=${rows} stacks keyOf=${(r) => r.name} empty="nobody yet: who can read the state directory logs in with a code" columns=${[
+      <${Table} label="Users" rows=${rows} stacks keyOf=${(r) => r.name} empty="none yet" columns=${[
     { title: "User", cell: (r) => html`<b>${r.name}</b>` },
     { title: "Role", cell: (r) => (r.disabled_at ? html`<span class="outcome is-away"><${Icon} name="cross" /><span>disabled ${moment(r.disabled_at)}</span></span>` : r.role) },
     { title: "Added", cell: (r) => html`${moment(r.created_at)} <span class="faint">by ${r.who}</span>` },
@@ -53,7 +53,7 @@ const Users = ({ rows }) => {
     ? html`<${Twice} label=${`Enable ${r.name}`} word="Enable" act=${() => post(`users/${r.name}/enable`, {})} />`
     : html`<${LogOut} name=${r.name} /><${Twice} label=${`Disable ${r.name}`} word="Disable" bad act=${() => post(`users/${r.name}/disable`, {})} />`}</div>`) },
   ]} />
-      <p class="note">Sessions that began with a one-time code are those of the user ${MACHINE}, an admin. <${LogOut} name=${MACHINE} /></p>
+      <p class="note">A session that begins with a one-time code is that of the user ${MACHINE}, an admin. <${LogOut} name=${MACHINE} /></p>
       <details class="more" open=${!rows.length}><summary>Add a user</summary>
         <${Form} label="Add a user" button="Add" send=${add}>
           <${Field} label="Name" name="name" maxlength="32" pattern="[a-z0-9][a-z0-9._\\-]*" hint="of a to z, 0 to 9, dot, _ and -" autocomplete="off" />

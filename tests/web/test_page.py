@@ -384,7 +384,7 @@ def test_a_read_that_fails_after_the_first_one_is_told_until_one_succeeds(
     page.route(reads, lambda route: route.abort("connectionfailed"))
     run.status("paused", "paused by a person")
     expect(page.get_by_role("alert")).to_contain_text("is not reachable")
-    expect(page.get_by_role("alert")).to_contain_text("What you see was read before that.Try: reload the page")
+    expect(page.get_by_role("alert")).to_contain_text("What you see was read before that.Try: reload this page")
     expect(page.get_by_role("alert")).not_to_contain_text("heard")
     expect(page.locator(".beat")).to_have_text("live")
     page.unroute(reads)

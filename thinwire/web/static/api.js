@@ -65,7 +65,7 @@ export const send = (file, tell) => new Promise((done, fail) => {
   request.send(file);
 });
 
-const UNREAD = { why: "a read of what this page shows failed", try: "reload the page" };
+const UNREAD = { why: "a read of what this page shows failed", try: "reload this page" };
 const UNHEARD = { why: "nothing says whether it heard this", try: "once more, when this page is live again" };
 
 async function reach(path, options, said = UNHEARD) {

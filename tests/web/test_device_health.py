@@ -143,3 +143,6 @@ def test_the_health_of_a_device_is_drawn_and_tabled_with_its_state_in_the_addres
     page.reload()
     expect(health.get_by_role("row")).to_have_count(29)
     assert {"health=table", "span=week"} <= set(page.url.partition("?")[2].split("&"))
+    a_fleet(store, time.time())
+    page.goto(f"{served.url}/devices/old-box")
+    expect(health.locator("figure", has_text="Online").locator(".value")).to_have_text("0 %")

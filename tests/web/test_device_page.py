@@ -79,7 +79,13 @@ def test_a_device_is_revoked_and_the_dashboard_says_what_stays(store: Store, ope
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".sentence")).to_have_text("Revoked by machine.")
     expect(page.locator("#deeds")).to_contain_text("was revoked")
-    expect(page.get_by_role("button", name="Approve again…")).to_be_visible()
+    page.get_by_role("button", name="Approve again…").click()
+    dialog = page.get_by_role("dialog", name="Approve pi-02 again?")
+    expect(dialog).to_contain_text("Then the same key may take part in runs again.")
+    expect(dialog).to_contain_text("If one digit differs, somebody else holds this key: leave it revoked.")
+    assert axe(page) == []
+    dialog.get_by_role("button", name="It is the same: approve it").click()
+    expect(page.get_by_role("dialog")).to_contain_text("pi-02 is approved")
 
 
 def test_an_aggregator_that_does_not_confirm_is_said_so(store: Store, open_api: Shown, look: Open):

@@ -10,8 +10,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import twelve_rounds
-from tests.support.serving import Shown
-from thinwire.store import Store
+from tests.support.serving import Shown, showing
+from thinwire.store import Condition, Store
 
 PIXEL = """async ([png, x, y]) => {
   const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
@@ -88,3 +88,25 @@ def test_one_can_log_out_on_a_phone(store: Store, served: Shown, look: Open, wid
     assert (axe(page), overflow(page)) == ([], 0)
     leave.click()
     expect(page.get_by_label("Code")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_lines_of_an_alert_break_at_spaces_and_a_message_is_shown_until_it_is_sent(
+    store: Store, look: Open, width: int
+):
+    hint = "thinwire aggregator start --listen 0.0.0.0:9090 --host fl.example.org --certificate /etc/thinwire/cert.pem"
+    ends = Condition("certificate", "", "the certificate of the device API ends in 9 days, on the 9th of June", hint)
+    store.alerts.update([ends, Condition("no-progress", "digits-1", "digits-1: no round has closed for 40 min")])
+    store.alerts.update([ends])
+    store.alerts.not_sent(store.alerts.all()[0], "webhook: no answer")
+    with showing(store.url, None) as shown:
+        page = look(shown.url, "alerts", viewport={"width": width, "height": 900})
+        row = page.locator("#open-alerts tbody tr")
+        expect(row.locator(".word")).to_have_text(hint.split(" "))
+        for one in row.locator(".word, .tight").all():
+            assert one.evaluate("(e) => e.offsetHeight") < 30, one.inner_text()
+        expect(row).to_contain_text("being sent")
+        expect(page.locator("#closed-alerts tbody")).to_contain_text("not sent: webhook: no answer")
+        assert (axe(page), overflow(page)) == ([], 0)
+        store.alerts.sent(store.alerts.open()[0], "opened")
+        expect(page.locator("#open-alerts")).not_to_contain_text("Message")

@@ -31,7 +31,7 @@ def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: S
     expect(page.locator(".sentence")).to_contain_text("5 of 8 devices have answered")
     expect(page.locator("#rounds h2")).to_have_text("Round 12")
     expect(page.locator(".progress")).to_contain_text(re.compile("about .* left"))
-    expect(page.locator("#time .spent .train")).to_have_attribute("title", re.compile("train .* s"))
+    expect(page.locator("#time .time-bar .train")).to_have_attribute("title", re.compile("train .* s"))
     run.answer("pi-06", 1.2)
     expect(page.locator(".sentence")).to_contain_text("6 of 8 devices have answered")
     expect(page.locator(".gantt li.gantt-row.is-aggregated")).to_have_count(6)
@@ -131,6 +131,11 @@ def test_a_window_made_narrow_has_no_second_scroll_bar_until_its_curves_are_draw
     page.wait_for_selector(".curve canvas")
     page.set_viewport_size({"width": 390, "height": 900})
     assert overflow(page) <= 0
+
+
+def test_a_page_names_the_zone_of_its_times(store: Store, served: Shown, look: Open):
+    page = look(served.url, timezone_id="Asia/Tokyo")
+    expect(page.get_by_role("contentinfo")).to_have_text("Times are in the time zone of this browser, Asia/Tokyo.")
 
 
 def test_the_login_says_why_a_code_is_refused(store: Store, served: Shown, browser: Browser):
@@ -265,10 +270,10 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     run.close("enough", 6.05)
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator("#rounds .why")).to_have_text("Round 1 took 6.0 s: waited 5.5 s for pi-08, which was lost.")
-    expect(page.locator("#rounds .went")).to_contain_text("Round trips within these: 2 requests × 50 ms = 100 ms.")
-    expect(page.locator("#rounds .went")).to_contain_text("waiting 5.5 s (for pi-08)")
+    expect(page.locator("#rounds .breakdown")).to_contain_text("Round trips within these: 2 requests × 50 ms = 100 ms.")
+    expect(page.locator("#rounds .breakdown")).to_contain_text("waiting 5.5 s (for pi-08)")
     expect(page.locator("#time .why")).to_contain_text("1 round took 6.0 s, 91 % of it in the stage waiting")
-    expect(page.locator("#time .went")).to_contain_text("waiting 5.5 s")
+    expect(page.locator("#time .breakdown")).to_contain_text("waiting 5.5 s")
     expect(page.locator(".legend")).to_contain_text("unaccounted")
     expect(page.locator(".gantt-row.is-aggregated .stage.unaccounted")).to_have_count(7)
     assert axe(page) == []
@@ -330,6 +335,7 @@ def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Brow
         page.goto(f"{served.url}/login?next=runs/digits-9&code={store.logins.new_code()}")
         expect(page.get_by_role("alert")).to_contain_text("no run 'digits-9'")
         expect(page.get_by_role("alert")).to_contain_text(told.run_id)
+        expect(page.get_by_role("heading", level=1)).to_have_text("digits-9")
 
 
 def test_the_dashboard_names_the_stages_as_the_command_line_does():
@@ -377,7 +383,9 @@ def test_a_read_that_fails_after_the_first_one_is_told_until_one_succeeds(
     expect(page.locator(".loading:visible")).to_have_count(0)
     page.route(reads, lambda route: route.abort("connectionfailed"))
     run.status("paused", "paused by a person")
-    expect(page.get_by_role("alert").first).to_contain_text("is not reachable")
+    expect(page.get_by_role("alert")).to_contain_text("is not reachable")
+    expect(page.get_by_role("alert")).to_contain_text("What you see was read before that.Try: reload this page")
+    expect(page.get_by_role("alert")).not_to_contain_text("heard")
     expect(page.locator(".beat")).to_have_text("live")
     page.unroute(reads)
     run.status("running", "goes on")

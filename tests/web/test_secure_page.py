@@ -37,7 +37,7 @@ def test_a_round_shows_its_phases_who_dropped_out_and_the_sum(story: SecureStory
     expect(share).to_contain_text("pi-03 (withdrew: policy)")
     expect(agree).to_contain_text("pi-09")
     expect(page.locator("#rounds .phases")).to_contain_text("The sum has the updates of 8 clients, with the weight 8")
-    expect(page.locator("#rounds .went")).to_contain_text("masked 5.2 s")
+    expect(page.locator("#rounds .breakdown")).to_contain_text("masked 5.2 s")
     expect(page.locator("#rounds")).not_to_contain_text("in no measured stage")
     page.get_by_role("button", name="Round after").click()
     expect(page.locator(".closing").first).to_contain_text("too few clients were left for a sum, which needs 6")
@@ -89,10 +89,10 @@ def test_facts_of_a_single_client_are_not_known_and_the_reason_is_shown(story: S
     row = page.get_by_role("region", name="Assignments of round 1").get_by_role("row", name="pi-01")
     for column in ("Examples", "Steps", "Norm", "train", "encode", "evaluate", "Residual ÷ update"):
         expect(row.locator(f"[data-label='{column}']")).to_have_text("–")
-    expect(page.locator("#rounds")).to_contain_text(f"Norm and Residual: {MASKED}.")
-    expect(page.locator("#clients")).to_contain_text(f"– under Examples: {MASKED}.")
+    expect(page.locator("#rounds")).to_contain_text(f"Norm and Residual means {MASKED}.")
+    expect(page.locator("#clients")).to_contain_text(f"A dash under Examples means {MASKED}.")
     page.goto(f"{served.url}/devices/pi-01")
-    expect(page.locator("#assignments")).to_contain_text(f"– under Examples and Steps: {MASKED}.")
+    expect(page.locator("#assignments")).to_contain_text(f"A dash under Examples and Steps means {MASKED}.")
 
 
 def test_documents_and_files_have_null_and_empty_cells_in_place_of_zeros(story: SecureStory, page: Any):

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.browsing import Open, axe, axe_in_both, overflow, pages
+from tests.support.filled_fleet import a_fleet
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown
 from thinwire.store import Store
@@ -19,6 +20,12 @@ from thinwire.web.access import RECENT_S
 GOOD, OTHER = "an owl in the 7th tower", "a mole under the 8th tree"
 HOSTILE = "<img src=x onerror=alert(1)>"
 As = Callable[..., Page]
+# The placeholders that have not the color of text that is meant to be read.
+FAINTER = """(fields) => fields.filter((field) => {
+  const text = field.parentElement.appendChild(document.createElement("i"));
+  text.style.color = "var(--muted)";
+  return getComputedStyle(field, "::placeholder").color !== getComputedStyle(text).color;
+}).map((field) => field.name)"""
 
 
 @pytest.fixture
@@ -65,6 +72,32 @@ def test_two_users_see_what_their_roles_allow_and_each_what_the_other_did(
     expect(bert).to_have_url(re.compile("/login"))  # an action of anybody is news, and the next read is refused
 
 
+def test_an_admin_logs_out_another_user_then_all_sessions_by_code_and_the_own_ones(
+    store: Store, served: Shown, as_user: As
+):  # fmt: skip
+    anna, bert = as_user("anna", "users"), as_user("bert", "devices")
+    by_code = store.logins.redeem(store.logins.new_code())
+
+    def log_out(name: str) -> None:
+        anna.get_by_role("button", name=f"Log out {name} everywhere").click()
+        group = anna.get_by_role("group", name=f"Log out {name} everywhere?")
+        group.get_by_role("button", name="Log out", exact=True).click()
+
+    log_out("bert")
+    expect(anna.locator("#users tr").filter(has_text="bert").get_by_role("status")).to_have_text("logged out")
+    expect(bert).to_have_url(re.compile("/login"))
+    assert axe(anna) == []
+    log_out("machine")
+    expect(anna.locator("#users .note").get_by_role("status")).to_have_text("logged out")
+    assert by_code is not None
+    assert not store.logins.valid(by_code)
+    log_out("anna")
+    expect(anna).to_have_url(re.compile("/login"))
+    assert store.users.log_in("bert", GOOD), "a user who is logged out may log in again"
+    done = [(row.who, row.detail) for row in store.audit.rows()[1] if row.what == "log out user"]
+    assert done == [("anna", name) for name in ("anna", "machine", "bert")]
+
+
 def test_an_admin_who_acts_later_gives_the_password_again(store: Store, served: Shown, as_user: As):
     page = as_user("anna", "users")
     with store._database.writing() as connection:
@@ -83,6 +116,15 @@ def test_an_admin_who_acts_later_gives_the_password_again(store: Store, served: 
     dialog.get_by_role("button", name="Go on").click()
     expect(page.get_by_text("dora may log in, with the role viewer.")).to_be_visible()
     expect(page.locator("#users tbody tr").filter(has_text="dora")).to_have_count(1)
+
+
+def test_an_admin_alone_is_offered_to_approve_a_revoked_device_again(store: Store, served: Shown, as_user: As):
+    a_fleet(store, time.time())
+    again = {name: as_user(name, "devices/old-box").locator(".head") for name in ("anna", "bert")}
+    expect(again["anna"].get_by_role("button", name="Approve again…")).to_be_visible()
+    expect(again["anna"]).not_to_contain_text("An admin")
+    expect(again["bert"]).to_contain_text("An admin approves it again.")
+    expect(again["bert"].get_by_role("button", name="Approve again…")).to_have_count(0)
 
 
 def test_a_token_is_shown_once_and_its_name_as_text(store: Store, served: Shown, as_user: As):
@@ -129,12 +171,15 @@ def test_the_new_pages_are_accessible_at_every_width(store: Store, served: Shown
         for details in page.locator("details").all():
             details.locator("summary").click()
         assert axe_in_both(page) == [], path
+        assert page.locator("[placeholder]").evaluate_all(FAINTER) == [], path
         for width in (400, 1000, 1920):
             page.set_viewport_size({"width": width, "height": 900})
             assert overflow(page) <= 0, (path, width)
 
 
 def test_a_session_by_code_tells_how_one_gets_a_password(served: Shown, look: Open):
-    page = look(served.url, "users")
+    page = look(served.url, "audit")
+    expect(page.locator(".sentence")).to_contain_text("1 action. A command")
+    page.goto(f"{served.url}/users")
     expect(page.locator("#own")).to_contain_text("has no password. To log in with one, add a user above")
     expect(page.locator("#own code")).to_contain_text("thinwire aggregator users add NAME --role admin")

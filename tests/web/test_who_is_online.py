@@ -62,6 +62,8 @@ def test_pages_say_who_was_heard_when_and_nothing_of_a_dead_aggregator(
         expect(row).to_contain_text("suspect")
         assert axe(page) == []
         runs = look(shown.url)
+        seen = runs.locator("#devices").get_by_role("row", name=online[0]).locator("[data-label=Seen]")
+        expect(seen).to_have_text(re.compile(r"^\s*3 min( \d+ s)? ago"))
         approved = [info for info in store.devices() if info.row.standing(True) == "approved"]
         assert len(approved) < len(store.devices())
         expect(runs.locator(".head")).to_contain_text(f" of {len(approved)} devices online")

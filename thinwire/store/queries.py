@@ -394,4 +394,4 @@ def _named(name: str, ids: list[str]) -> str:
     if not ids:
         raise NotFound(f"no run {name!r}", why="there are no runs yet", hint="thinwire run PLAN")
     near = difflib.get_close_matches(name, ids, n=3, cutoff=0.4) or ids[-3:]
-    raise NotFound(f"no run {name!r}", why="no run's id is that, or begins so", hint=" or ".join(near))
+    raise NotFound(f"no run {name!r}", why="no run's id is this one, and none begins with it", hint=" or ".join(near))

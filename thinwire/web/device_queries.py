@@ -157,7 +157,7 @@ class Devices:
 
 def _nobody(name: str) -> NotFound:
     return NotFound(
-        f"no device {name}", why="nobody of that name has come, or it was renamed", hint="thinwire devices list"
+        f"no device {name}", why="no device of this name has joined, or it was renamed", hint="thinwire devices list"
     )
 
 

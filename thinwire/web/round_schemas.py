@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, with_config
 
-from thinwire.web.schemas import About, Answer, Clients, Outcomes, ReasonText, RunNow, ToldCount, Traffic, Went
+from thinwire.web.schemas import About, Answer, Clients, Outcomes, ReasonText, RunNow, TimeBreakdown, ToldCount, Traffic
 
 
 class Round(Traffic, Outcomes):
@@ -178,7 +178,7 @@ class Phase(Answer):
     dropped: dict[str, str]
 
 
-class RoundPage(Went, Round):
+class RoundPage(TimeBreakdown, Round):
     """Holds a round with its assignments, and with those of earlier rounds that were or may be aggregated into it.
 
     - `stages` and `requests` follow the slowest client (`slowest`) and then the aggregator; `waited_for` are the

@@ -151,8 +151,8 @@ class Reader:
         of = {one.round: one for one in (*store.rounds_of(row.run_id, {one.round for one in before}), found)}
         shown = _round(found, row, self._spent(row)).model_copy(update={"slowest": took.device})
         return round_schemas.RoundPage(
-            **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for), whole=not since,
-            change=0 if is_sampled(row.plan) else max([change, *(one.changed for one in own)]),
+            **{**dict(shown), **_time_breakdown(took)}, now=time.time(), waited_for=list(took.waited_for),
+            whole=not since, change=0 if is_sampled(row.plan) else max([change, *(one.changed for one in own)]),
             deadline_reason=deadline_sentence(found.deadline_s, found.deadline_reason), sampling=found.sampling,
             turn_at=turn_at,
             missed_s=max(found.missed_s, downtime_of(found)),
@@ -221,7 +221,7 @@ class Reader:
             protection=protection and schemas.Protection.model_validate(protection),
             privacy=spent and schemas.Privacy.model_validate(spent[0]),
             not_evaluated=not_evaluated(row, latest), now=time.time(), warning=warning,
-            **_went(explain_run(totals) if totals.rounds else None),
+            **_time_breakdown(explain_run(totals) if totals.rounds else None),
         )  # fmt: skip
 
     def _run(
@@ -304,8 +304,8 @@ def update(
     return round_schemas.Update(**vars(row), **more)
 
 
-def _went(took: RoundExplanation | None) -> dict[str, Any]:
-    """Return the fields of `schemas.Went`."""
+def _time_breakdown(took: RoundExplanation | None) -> dict[str, Any]:
+    """Return the fields of `schemas.TimeBreakdown`."""
     took = took or RoundExplanation(0, 0.0, "")
     return {
         "why": took.sentence, "stages": dict(took.stages), "uncounted": dict(took.uncounted), "requests": took.requests,

@@ -107,7 +107,7 @@ class Client(Traffic, Outcomes):
     last_at: float | None
 
 
-class Went(Answer):
+class TimeBreakdown(Answer):
     """Holds a time breakdown: a sentence (`why`), and the seconds of each stage.
 
     The network time `trips_s` is `requests` x `rtt_s`. It is no stage of its own but lies within the stages; null means
@@ -169,7 +169,7 @@ class Privacy(Answer):
     unknown: str
 
 
-class RunNow(Went, Run):
+class RunNow(TimeBreakdown, Run):
     """Holds a run as it is now. `notes` are sentences on its plan.
 
     `protection` is null without secure aggregation, `privacy` without differential privacy.

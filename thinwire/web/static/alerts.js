@@ -11,20 +11,18 @@ const read = () => get("alerts");
 export const AlertsPage = ({ news }) => {
   const { data, error } = useReading(read, news, [news.alerts, news.unseen, news.alert_changes]);
   document.title = "Alerts · Thinwire";
-  if (error && !data) return html`<${Refusal} error=${error} />`;
-  if (!data) return html`<p class="loading">Reading…</p>`;
+  if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const open = data.filter((one) => one.closed_at === null);
   const over = data.filter((one) => one.closed_at !== null);
   return html`
-    <${Gone} news=${news} matters />
-    ${error && news.reached && html`<${Refusal} error=${error} />`}
+    <${Gone} news=${news} matters error=${error} />
     <div class="head"><h1>Alerts</h1><p class="sentence small">${summary(open)}</p></div>
     <${Section} id="open-alerts" title="Open" csv=${link("api/v1/alerts.csv")} json=${link("api/v1/alerts")}>
-      <${Table} label="Open alerts" rows=${open} stacks keyOf=${(one) => one.id} columns=${OPEN} empty="nothing is wrong" />
+      <${Table} label="Open alerts" rows=${open} stacks keyOf=${(one) => one.id} columns=${columns(OPEN, open)} empty="nothing is wrong" />
     <//>
     <${Section} id="closed-alerts" title="Over" json=${link("api/v1/alerts")}>
-      <${Table} label="Alerts that are over" rows=${over} stacks keyOf=${(one) => one.id} columns=${OVER} empty="none yet" />
-      <p class="faint">Messages go to the targets in <code>aggregator.toml</code>; they are shown by <code>thinwire aggregator config${home}</code></p>
+      <${Table} label="Alerts that are over" rows=${over} stacks keyOf=${(one) => one.id} columns=${columns(OVER, over)} empty="none yet" />
+      <p class="note">Messages go to the targets in <code>aggregator.toml</code>; they are shown by <code>thinwire aggregator config${home}</code>.</p>
     <//>`;
 };
 
@@ -36,12 +34,22 @@ const summary = (open) => {
 
 const About = ({ one }) => html`<span class="outcome is-failed"><${Icon} name="alert" /><span>${one.sentence}</span></span>`;
 
-const Subject = ({ one }) => (one.subject ? html`<a href=${link(`runs/${one.subject}`)}>${one.subject}</a>` : "aggregator");
+const Subject = ({ one }) => html`<span class="tight">${one.subject ? html`<a href=${link(`runs/${one.subject}`)}>${one.subject}</a>` : "aggregator"}</span>`;
 
-const sent = (one) => {
-  if (one.failures) return html`<span class="bad-text">not sent: ${one.failure}</span>`;
-  return one.opening_sent_at ? "" : "being sent";
+const Time = ({ at }) => html`<span class="tight">${moment(at)}</span>`;
+
+/** A hint may hold commands: its lines break at spaces only, and not within an option. */
+const Hint = ({ text }) => html`<span>${text.split(" ").map((word, i) => html`${i ? " " : ""}<span class="word">${word}</span>`)}</span>`;
+
+const isSent = (one) => !one.failures && (one.closed_at === null ? one.opening_sent_at : one.closing_sent_at) !== null;
+
+const MESSAGE = {
+  title: "Message",
+  cell: (one) => (isSent(one) ? "–" : one.failures ? html`<span class="bad-text">not sent: ${one.failure}</span>` : "being sent"),
 };
+
+/** With the messages where one of them is not sent. */
+const columns = (always, rows) => (rows.every(isSent) ? always : always.toSpliced(-1, 0, MESSAGE));
 
 const Seen = ({ one }) => {
   const [now, setNow] = useState({ step: "idle" });
@@ -62,16 +70,15 @@ const Seen = ({ one }) => {
 const OPEN = [
   { title: "Alert", cell: (one) => html`<${About} one=${one} />` },
   { title: "About", cell: (one) => html`<${Subject} one=${one} />` },
-  { title: "Since", cell: (one) => moment(one.opened_at) },
-  { title: "Try", cell: (one) => one.hint },
-  { title: "Message", cell: sent },
+  { title: "Since", cell: (one) => html`<${Time} at=${one.opened_at} />` },
+  { title: "Try", cell: (one) => (one.hint ? html`<${Hint} text=${one.hint} />` : "–") },
   { title: "Acknowledged", right: true, cell: (one) => html`<${Seen} one=${one} />` },
 ];
 
 const OVER = [
   { title: "Alert", cell: (one) => one.sentence },
   { title: "About", cell: (one) => html`<${Subject} one=${one} />` },
-  { title: "From", cell: (one) => moment(one.opened_at) },
-  { title: "Until", cell: (one) => moment(one.closed_at) },
+  { title: "From", cell: (one) => html`<${Time} at=${one.opened_at} />` },
+  { title: "Until", cell: (one) => html`<${Time} at=${one.closed_at} />` },
   { title: "Acknowledged", cell: (one) => (one.acknowledged_at === null ? "nobody" : one.acknowledged_by) },
 ];

@@ -12,7 +12,7 @@ export class ApiError extends Error {
 }
 
 export async function get(path) {
-  return answer(await reach(path, { headers: { Accept: "application/json" } }));
+  return answer(await reach(path, { headers: { Accept: "application/json" } }, UNREAD));
 }
 
 /** Sends what changes something. Where the server wants the password again, the person gives it, and this is sent again. */
@@ -65,11 +65,14 @@ export const send = (file, tell) => new Promise((done, fail) => {
   request.send(file);
 });
 
-async function reach(path, options) {
+const UNREAD = { why: "a read of what this page shows failed", try: "reload this page" };
+const UNHEARD = { why: "nothing says whether it heard this", try: "once more, when this page is live again" };
+
+async function reach(path, options, said = UNHEARD) {
   try {
     return await fetch(link(`api/v1/${path}`), options);
   } catch {
-    throw new ApiError(0, { detail: "the dashboard's server is not reachable", why: "nothing says whether it heard this", try: "once more, when this page is live again" });
+    throw new ApiError(0, { detail: "the dashboard's server is not reachable", ...said });
   }
 }
 

@@ -1,7 +1,7 @@
 // The audit log: who did what, the latest first, a page at a time.
 import { get } from "./api.js";
 import { html, link, useEffect } from "./dom.js";
-import { count, when } from "./format.js";
+import { count, plural, when } from "./format.js";
 import { Gone } from "./frame.js";
 import { serverNow, useReading } from "./live.js";
 import { Pager, Refusal, Section, Table } from "./parts.js";
@@ -20,10 +20,9 @@ export const AuditPage = ({ news }) => {
   const turn = (to) => choose(to > 0 ? String(to) : "0");
   const last = Math.min(from + PAGE, data.total);
   return html`
-    <${Gone} news=${news} />
+    <${Gone} news=${news} error=${error} />
     <div class="head"><h1>Audit log</h1></div>
-    <p class="sentence">${data.total ? `${count(data.total)} actions. Who typed a command on the aggregator's machine has the name of the system's user.` : "Nothing has been done yet."}</p>
-    ${error && html`<${Refusal} error=${error} />`}
+    <p class="sentence">${data.total ? `${plural(data.total, "action")}. A command that was typed on the aggregator's machine has the name of its system user.` : "Nothing has been done yet."}</p>
     <${Section} id="log" title="Actions" aside="latest first" csv=${link("api/v1/audit.csv")} json=${link(`api/v1/audit?first=${from}&count=${PAGE}`)}>
       <${Table} label="Actions, latest first" rows=${data.rows} stacks empty="none" columns=${[
     { title: "When", cell: (r) => when(r.at, serverNow()) },

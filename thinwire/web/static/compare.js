@@ -21,7 +21,7 @@ export const ComparePage = ({ news }) => {
     document.title = "Compare · Thinwire";
   }, []);
   const head = html`
-    <${Gone} news=${news} />
+    <${Gone} news=${news} error=${data ? error : null} />
     <div class="head"><nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>Compare</h1></nav></div>`;
   if (!ids.length) return html`${head}<section class="nothing" aria-labelledby="none-title"><h2 id="none-title">Nothing to compare</h2><p>Pick two to eight runs in <a href=${link("")}>the table of runs</a>.</p></section>`;
   if (!data) return html`${head}${error && news.reached ? html`<${Refusal} error=${error} />` : html`<p class="loading">Reading…</p>`}`;
@@ -31,7 +31,6 @@ export const ComparePage = ({ news }) => {
   const drop = (id) => setRuns(shown.filter((one) => one !== id).join(","));
   return html`
     ${head}
-    ${error && news.reached && html`<${Refusal} error=${error} />`}
     <ul class="compared" aria-label="Compared runs">${shown.map((id) => html`
       <li key=${id}><${Mark} place=${placeOf(id)} /><a href=${link(`runs/${id}`)}>${id}</a><${Status} status=${rows.find((row) => row.run === id)?.status} />
         ${shown.length > 1 && html`<button type="button" class="tool square" onClick=${() => drop(id)} aria-label=${`Leave ${id} out`} title=${`Leave ${id} out`}><${Icon} name="cross" /></button>`}</li>`)}</ul>

@@ -13,7 +13,7 @@ const CONFIRMED_S = 5; // the aggregator looks for commands five times a second
 const AGAIN_MS = 250;
 const SLOWLY_MS = 2000;
 
-const QUESTIONS = { approve: "Approve NAME?", revoke: "Revoke NAME?" };
+const isRevoked = (device) => device.standing === "revoked";
 
 /** `wish`: {what: "approve" | "revoke", device} as it was when the button was pressed; what is sent names its key. */
 export const Deciding = ({ wish, close }) => {
@@ -27,7 +27,7 @@ export const Deciding = ({ wish, close }) => {
       setState({ step: "confirm", error });
     }
   };
-  const title = QUESTIONS[what].replace("NAME", device.device);
+  const title = what === "revoke" ? `Revoke ${device.device}?` : `Approve ${device.device}${isRevoked(device) ? " again" : ""}?`;
   return html`
     <${Dialog} id="deciding" title=${state.step === "done" ? device.device : title} close=${close}>
       ${state.step === "done" ? html`<${Came} first=${state.said} what=${what} close=${close} />` : html`
@@ -62,10 +62,11 @@ export const Naming = ({ wish: { what, device }, close, fail }) => {
 };
 
 const Approve = ({ device }) => html`
+  ${isRevoked(device) && html`<p>Then the same key may take part in runs again.</p>`}
   <p>Compare this with what the device printed when it joined; <code>thinwire client doctor</code> prints it there again.</p>
   <${Fingerprint} digits=${device.fingerprint} />
   <p class="faint">${device.sentence} First seen ${moment(device.created_at)}.</p>
-  <p>If one digit differs, somebody else holds this key: revoke it.</p>`;
+  <p>If one digit differs, somebody else holds this key: ${isRevoked(device) ? "leave it revoked" : "revoke it"}.</p>`;
 
 const AccessRevoked = ({ device }) => {
   const [stays, setStays] = useState(null);

@@ -27,16 +27,16 @@ export const DevicePage = ({ name, news }) => {
   const gone = news.aggregator === "gone" || !news.reached;
   const decide = (what) => setWish({ what, device: data });
   return html`
-    <${Gone} news=${news} matters />
+    <${Gone} news=${news} matters error=${error} />
     <div class="head"><${Where} name=${data.device} /><${Seen} device=${data} gone=${gone} />
       <${TagList} tags=${data.tags} />
       <span class="commands">
         ${may("operator") && html`<button type="button" class="tool" onClick=${() => decide("rename")}>Rename…</button><button type="button" class="tool" onClick=${() => decide("tags")}>Tags…</button>`}
+        ${data.standing === "revoked" && !may("admin") && html`<span class="faint">An admin approves it again.</span>`}
         ${data.standing !== "approved" && may(data.standing === "revoked" ? "admin" : "operator") && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
         ${data.standing !== "revoked" && may("admin") && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
       </span></div>
     <p class="sentence">${data.sentence}${data.disconnected_at && data.standing === "approved" && !gone ? ` Offline since ${moment(data.disconnected_at)}: ${data.disconnect_reason}.` : ""}</p>
-    ${error && html`<${Refusal} error=${error} />`}
     ${refused && html`<${Refusal} error=${refused} />`}
     ${data.next_step && html`<div class="notice said"><${Icon} name="alert" /><div><strong>${data.next_step}</strong></div></div>`}
     ${data.declined && html`<${Declined} said=${data.declined} />`}
@@ -70,7 +70,7 @@ const unsaid = (of, never) => (!of ? never : of.least ? "too little was sent to 
 
 /** A median with what nine of ten kept to, and of how many. */
 const Measured = ({ of, word, most, otherwise }) => (of?.p50
-  ? of.least ? html`at least ${word(of.p50)} <small>too little was sent to tell, the last ${count(of.samples)} times</small>` : html`${word(of.p50)} <small>nine of ten ${most} ${word(of.p90)}, of the last ${count(of.samples)}</small>` : otherwise);
+  ? of.least ? html`at least ${word(of.p50)} <small>too little was sent to tell, the last ${plural(of.samples, "time")}</small>` : html`${word(of.p50)} <small>nine of ten ${most} ${word(of.p90)}, of the last ${count(of.samples)}</small>` : otherwise);
 
 const Where = ({ name }) => html`
   <nav aria-label="Where you are"><a href=${link("devices")}>Devices</a><span aria-hidden="true"> / </span><h1>${name}</h1></nav>`;
@@ -86,7 +86,7 @@ const word = (value, yes, no) => (value === null ? "not said" : value ? yes : no
 const gib = (value) => (value === null ? null : `${(value / GIB).toFixed(1)} GiB`);
 
 const Equipment = ({ has }) => html`
-  <${Section} id="has" title="What it has" aside=${has.sentence ? "as it said when it came" : "it said nothing of it"}>
+  <${Section} id="has" title="What it has" aside=${has.sentence ? "as it said when it came" : "nothing reported"}>
     ${has.sentence && html`<dl class="facts">
       <div><dt>cores</dt><dd>${has.cores === null ? "not said" : count(has.cores)}</dd></div>
       <div><dt>memory</dt><dd>${gib(has.memory_bytes) ?? "not said"}${has.free_bytes === null ? "" : html` <small>${gib(has.free_bytes)} free</small>`}</dd></div>
@@ -96,7 +96,7 @@ const Equipment = ({ has }) => html`
   <//>`;
 
 const Installed = ({ tasks }) => html`
-  <${Section} id="tasks" title="Tasks" aside=${tasks.length ? "" : "none said yet"}>
+  <${Section} id="tasks" title="Tasks" aside=${tasks.length ? "" : "none reported yet"}>
     ${tasks.map((t) => html`
       <div class="installed">
         <h3>${t.name}${t.version ? ` ${t.version}` : ""}</h3>

@@ -39,11 +39,10 @@ export const presence = (device, gone) => {
 /** Whether it counts as online: one that has missed a call is not offline yet. */
 export const isOnline = (device, gone) => ["online", "suspect"].includes(presence(device, gone));
 
-/** How long ago a device was last seen, counted on: by `now`, or by a clock of its own. */
-const Heard = ({ device, now: given }) => {
-  const own = useNow(given === undefined);
-  const now = given ?? own;
-  return device.last_seen_at ? `last seen ${ago(device.last_seen_at, now)}` : "";
+/** How long ago a device was last seen, counted on. */
+const Heard = ({ device }) => {
+  const now = useNow(true);
+  return `last seen ${ago(device.last_seen_at, now)}`;
 };
 
 /** As icon and words: "online since 12:04:10, last seen 4 s ago", "offline since 11:58:02". */
@@ -70,7 +69,7 @@ export const troubled = (device) => device.standing === "approved"
   && (device.tasks.some((t) => t.error || t.differs.length) || (FAILED.test(device.last_outcome) && !device.last_is_over));
 
 export const Tasks = ({ tasks, whole }) => {
-  if (!tasks.length) return html`<span class="faint">none said yet</span>`;
+  if (!tasks.length) return html`<span class="faint">none reported yet</span>`;
   return tasks.map((t) => html`
     <div class="task">
       <b>${t.name}</b>${t.version ? ` ${t.version}` : ""}
@@ -137,6 +136,6 @@ export const DeviceTable = ({ devices, task, gone }) => {
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
     { title: "Last outcome", cell: (d) => html`<${Last} device=${d} />` },
-    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} now=${now} />` : ago(d.disconnected_at ?? d.last_seen_at, serverNow())) },
+    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? ago(d.last_seen_at, now) : ago(d.disconnected_at ?? d.last_seen_at, serverNow())) },
   ]} />`;
 };

@@ -36,8 +36,8 @@ export const Form = ({ label, button, send, cancel, children }) => {
     </form>`;
 };
 
-/** A button whose second click confirms; `act` throws a refusal, which is shown beside it. */
-export const Twice = ({ label, word, act, bad }) => {
+/** A button whose second click confirms; `act` throws a refusal, which is shown beside it, or `done` is. */
+export const Twice = ({ label, word, act, bad, done }) => {
   const [now, setNow] = useState({ step: "idle" });
   const keep = useRef(null);
   useEffect(() => now.step === "confirm" && keep.current?.focus(), [now.step]);
@@ -45,13 +45,13 @@ export const Twice = ({ label, word, act, bad }) => {
     setNow({ step: "sent" });
     try {
       await act();
-      setNow({ step: "idle" });
+      setNow({ step: "idle", done });
     } catch (error) {
       setNow({ step: "idle", error });
     }
   };
   if (now.step === "idle") {
-    return html`${now.error && html`<span class="bad-text" role="alert">${now.error.message} </span>`}
+    return html`${now.error && html`<span class="bad-text" role="alert">${now.error.message} </span>`}${now.done && html`<span class="faint" role="status">${now.done}</span>`}
       <button type="button" class="tool" aria-label=${label} onClick=${() => setNow({ step: "confirm" })}>${word}…</button>`;
   }
   return html`<span class="confirm" role="group" aria-label=${`${label}?`}>

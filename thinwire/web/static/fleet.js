@@ -35,8 +35,7 @@ export const FleetPage = ({ news }) => {
   const out = devices.filter((d) => d.standing === "revoked");
   const decide = (what, device) => setWish({ what, device });
   return html`
-    <${Gone} news=${news} matters />
-    ${error && news.reached && html`<${Refusal} error=${error} />`}
+    <${Gone} news=${news} matters error=${error} />
     <div class="head"><h1>Devices</h1><p class="sentence small">${summary(devices, pending, known, out, gone)}</p></div>
     ${pending.length ? html`<${Pending} devices=${pending} decide=${decide} />` : null}
     ${known.length ? html`<${Known} devices=${known} gone=${gone} service=${service} decide=${decide} />` : null}

@@ -4,7 +4,7 @@ import { Confirming } from "./confirm.js";
 import { html, link, role, start, user, useState } from "./dom.js";
 import { clock, when } from "./format.js";
 import { serverNow } from "./live.js";
-import { Command, Icon } from "./parts.js";
+import { Command, Icon, Refusal } from "./parts.js";
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
@@ -35,6 +35,8 @@ const Theme = () => {
     <${Icon} name=${dark ? "sun" : "moon"} /></button>`;
 };
 
+const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;
+
 const LINK_STATE = {
   lost: ["bad", "dashboard not reachable"],
   gone: ["bad", "aggregator gone"],
@@ -64,11 +66,17 @@ export const Frame = ({ news, at, children }) => {
       <form method="post" action=${link("logout")} onSubmit=${leave}><button class="tool" aria-label=${`Log out ${user}`}>Log out</button></form>
     </header>
     <main>${children}</main>
+    <footer class="faint">Times are in the time zone of this browser, ${ZONE}.</footer>
     <${Confirming} />`;
 };
 
+/** Why what is shown is not the newest: nothing changes now, or the last read failed, with this `error`. */
+export const Gone = ({ news, matters, error }) => html`
+  <${Still} news=${news} matters=${matters} />
+  ${error && news.reached && !news.store && html`<${Refusal} error=${error}>What you see was read before that.<//>`}`;
+
 /** The state in which nothing that is shown will change; `matters` says that somebody waits for a change. */
-export const Gone = ({ news, matters }) => {
+const Still = ({ news, matters }) => {
   if (news.reached && news.store) {
     return html`<div class="notice bad" role="alert"><${Icon} name="alert" />
       <div><strong>The database is not readable.</strong><p>${news.store}</p></div></div>`;

@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { Curve } from "./chart.js";
 import { html, link, useMemo, useState } from "./dom.js";
-import { count, moment, seconds, share, speed } from "./format.js";
+import { count, moment, seconds, speed } from "./format.js";
 import { useReading } from "./live.js";
 import { Pager, Refusal, Section, Switch, Table } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
@@ -18,7 +18,7 @@ const UNITS = { rate: [["Gb/s", 1e9], ["Mb/s", 1e6], ["kb/s", 1e3], ["b/s", 1]],
 
 /** {key, title, kind, color, word: a value as it is said}: a figure is one chart and one column. */
 const FIGURES = [
-  { key: "online", title: "Online", kind: "share", color: "--upload", word: (y) => `${share(100 * y)} %` },
+  { key: "online", title: "Online", kind: "share", color: "--upload", word: (y) => `${Number((100 * y).toPrecision(3))} %` },
   { key: "outside_s", title: "Outside the device", kind: "time", color: "--download", word: seconds },
   { key: "up_bits_s", title: "Upload", kind: "rate", color: "--upload", word: speed },
   { key: "down_bits_s", title: "Download", kind: "rate", color: "--download", word: speed },
@@ -45,7 +45,7 @@ export const Health = ({ name, news }) => {
       csv=${link(`api/v1/devices/${name}/health.csv?${query}`)} json=${link(`api/v1/devices/${name}/health?${query}`)}>
       ${error && !data ? html`<${Refusal} error=${error} />` : !data ? html`<p class="loading">Reading…</p>` : html`
         ${table ? html`<${Numbers} rows=${rows} />` : html`<div class="curves small">${FIGURES.toSorted((a, b) => unknown(a) - unknown(b)).map((figure) => html`<${Chart} key=${figure.key} figure=${figure} rows=${rows} span=${span} />`)}</div>`}
-        ${data.not_known && html`<p class="note">${data.not_known[0].toUpperCase()}${data.not_known.slice(1)}.</p>`}
+        ${data.not_known && html`<p class="note">A figure that is missing is ${data.not_known.replaceAll("; ", ", or ")}.</p>`}
         ${data.read_since && html`<p class="note">Before ${moment(data.read_since)} it had more assignments than are read here.</p>`}
         <${Pager} label="Earlier and later" said=${`${moment(rows[0].begin_at)} to ${moment(rows.at(-1).end_at)}`} before=${() => move(-1)} after=${until && (() => move(1))} words=${["Earlier", "Later"]} />`}
     <//>`;

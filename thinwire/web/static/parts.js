@@ -162,11 +162,11 @@ export const Command = ({ text, label }) => html`
     <${Copy} text=${text} />
   </div>`;
 
-/** A refusal in its three lines. */
-export const Refusal = ({ error }) => html`
+/** A refusal in its three lines, and what else is to be known, before the last one. */
+export const Refusal = ({ error, children }) => html`
   <div class="notice bad" role="alert">
     <${Icon} name="alert" />
-    <div><strong>${error.message}</strong>${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>Try: ${error.hint}</p>`}</div>
+    <div><strong>${error.message}</strong>${error.why && html`<p>${error.why}</p>`}${children && html`<p>${children}</p>`}${error.hint && html`<p>Try: ${error.hint}</p>`}</div>
   </div>`;
 
 /** Two buttons and what is shown; a button without an action is disabled. */

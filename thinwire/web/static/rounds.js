@@ -1,14 +1,14 @@
 // The rounds as a strip to choose from, and the chosen one as a Gantt chart of its clients.
 import { AssignedFor } from "./assignments.js";
 import { html, link, useEffect, useRef } from "./dom.js";
-import { seconds, share } from "./format.js";
+import { bytes, seconds, share } from "./format.js";
 import { Gantt, STAGES } from "./gantt.js";
 import { HeatMap, MAX_BARS } from "./heat.js";
 import { useRounds } from "./roundtable.js";
 import { Because, Icon, Outcome, Section, Table, reasonOf, restarted } from "./parts.js";
 import { useTable } from "./query.js";
 import { NotKnown, Phases } from "./secure.js";
-import { Went } from "./went.js";
+import { TimeBreakdown } from "./timebreakdown.js";
 
 const SHOWN = 60; // rounds in the strip at once
 const MOST_ROWS = 200; // of a table, which a browser draws at once
@@ -28,16 +28,27 @@ export const Rounds = ({ run, opened, rounds, round, worst, news, still, chosen,
     choose(found === newest ? null : String(found));
   };
   const shown = round?.round === number ? round : null;
-  const buffered = run.plan.cohort?.mode === "buffered";
   return html`
     <${Section} id="rounds" title=${`Round ${number}`} table=${table} setTable=${setTable} wide
       aside=${html`<${Steps} number=${number} last=${last} following=${chosen === null} pick=${pick} />`}
       csv=${link(`api/v1/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/v1/runs/${run.run_id}/rounds/${number}`)}>
       <${Strip} rounds=${drawn.current} last=${last} number=${number} pick=${pick} />
-      ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${still} />`}${table ? html`<${Assignments} round=${shown} />` : html`${shown.updates.length + shown.late_aggregated.length > MAX_BARS && html`<${HeatMap} run=${run} rounds=${strip.rows ?? []} number=${number} pick=${pick} />`}<${Gantt} round=${shown} buffered=${buffered} still=${still} />`}<${AssignedFor} round=${shown} />`
-        : html`<p class="loading">Reading…</p>`}
+      ${shown ? html`<${Chosen} run=${run} round=${shown} strip=${strip.rows ?? []} still=${still} table=${table} pick=${pick} />` : html`<p class="loading">Reading…</p>`}
       ${worst?.length > 1 && html`<${Worst} rounds=${worst} number=${number} pick=${pick} />`}
     <//>`;
+};
+
+/** The chosen round: sentences, its phases if it is secure, and its clients as a table or as bars, of many a heat map. */
+const Chosen = ({ run, round, strip, still, table, pick }) => {
+  const buffered = run.plan.cohort?.mode === "buffered";
+  const many = round.updates.length + round.late_aggregated.length > MAX_BARS;
+  return html`
+    <${Said} run=${run} round=${round} buffered=${buffered} />
+    ${round.phases.length > 0 && html`<${Phases} round=${round} still=${still} />`}
+    ${table && html`<${Assignments} round=${round} />`}
+    ${!table && many && html`<${HeatMap} run=${run} rounds=${strip} number=${round.round} pick=${pick} />`}
+    ${!table && html`<${Gantt} round=${round} buffered=${buffered} still=${still} />`}
+    <${AssignedFor} round=${round} />`;
 };
 
 /** The rounds that took longest, each with the device that it waited for, as links that open them above. */
@@ -121,7 +132,7 @@ const Said = ({ run, round, buffered }) => {
   const drawn = round.sampling && ` ${round.sampling[0].toUpperCase()}${round.sampling.slice(1)}.`;
   return html`
     <p class="why">${round.why}</p>
-    ${round.reason && html`<${Went} went=${round} along=${round.phases.length ? "" : round.slowest} waited=${round.waited_for} />`}
+    ${round.reason && html`<${TimeBreakdown} of=${round} along=${round.phases.length ? "" : round.slowest} waited=${round.waited_for} />`}
     <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} plan=${run.plan} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map((said, i) => html`${i ? "; " : ""}${said}`)}.` : ""}</p>`;
 };
 
@@ -140,7 +151,7 @@ const Assignments = ({ round }) => html`
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },
     { title: "Residual ÷ update", right: true, cell: (u) => share(u.residual_ratio) },
-    { title: "Payload up", right: true, cell: (u) => `${u.payload_up} B` },
+    { title: "Payload up", right: true, cell: (u) => bytes(u.payload_up) },
     { title: "Requests", right: true, cell: (u) => u.requests || "–" },
   ]} />
   ${round.updates.length + round.late_aggregated.length > MOST_ROWS && html`<p class="note">The first ${MOST_ROWS}; the CSV has all ${round.updates.length + round.late_aggregated.length}.</p>`}

@@ -5,7 +5,7 @@ import { Bytes } from "./bytes.js";
 import { Clients, useClients } from "./clients.js";
 import { DeviceTable, TagList, joinCommand } from "./devices.js";
 import { ENDED, html, link, may, useEffect, useRef, useState } from "./dom.js";
-import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
+import { bytes, count, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
 import { Journal } from "./journal.js";
 import { Learning } from "./learning.js";
@@ -17,7 +17,7 @@ import { useQuery } from "./query.js";
 import { Rounds } from "./rounds.js";
 import { Protection } from "./secure.js";
 import { address, merge } from "./view.js";
-import { Spent, Went } from "./went.js";
+import { TimeBar, TimeBreakdown } from "./timebreakdown.js";
 
 const CLIENTS_MS = 1000; // between two reads of the clients' states
 const COMMANDS = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running: ["pause", "stop"], paused: ["resume", "stop"] }; // status -> what a person may command
@@ -50,13 +50,12 @@ export const RunPage = ({ id, news }) => {
   useEffect(() => {
     document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";
   }, [data?.run.run_id, data?.run.status]);
-  if (!data) return error && news.reached ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
+  if (!data) return error && news.reached ? html`<div class="head"><${Where} id=${id} /></div><${Refusal} error=${error} />` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
   const { run, opened, rounds, devices, service } = data;
   const gone = news.aggregator === "gone" || !news.reached;
   const still = run.source === "sim" && news.reached ? null : stoodStill(news); // a simulation needs no aggregator
   return html`
-    <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
-    ${error && news.reached && html`<${Refusal} error=${error} />`}
+    <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} error=${error} />
     <${Head} run=${run} rounds=${rounds} still=${still} gone=${gone} />
     ${run.status === "waiting" || (!opened && !ENDED.includes(run.status))
       ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${gone} />` : null}
@@ -76,8 +75,8 @@ const Below = ({ data, news, still, shown, chosen, choose }) => {
       ${run.why && html`
         <${Section} id="time" title="Where the time went" aside=${run.protection ? "by phase" : "along the slowest of each round"}>
           <p class="why">${run.why}</p>
-          <${Spent} stages=${run.stages} />
-          <${Went} went=${run} />
+          <${TimeBar} stages=${run.stages} />
+          <${TimeBreakdown} of=${run} />
         <//>`}
       <${Rounds} ...${data} news=${news} still=${still} chosen=${chosen} choose=${choose} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
@@ -88,6 +87,9 @@ const Below = ({ data, news, still, shown, chosen, choose }) => {
     <${Journal} id=${run.run_id} />`;
 };
 
+const Where = ({ id }) => html`
+  <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${id}</h1></nav>`;
+
 const Head = ({ run, rounds, still, gone }) => {
   const open = rounds.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
@@ -95,7 +97,7 @@ const Head = ({ run, rounds, still, gone }) => {
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
   return html`
     <div class="head">
-      <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
+      <${Where} id=${run.run_id} />
       <span aria-live="polite"><${Status} status=${run.status} /></span>
       ${run.name && html`<b>${run.name}</b>`}<${TagList} tags=${[...run.tags, ...(run.archived_at ? ["archived"] : [])]} />
       ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}
@@ -113,7 +115,7 @@ const Head = ({ run, rounds, still, gone }) => {
       <div><dt>${run.finished_at ? (run.extended ? "first start to last end" : "start to end") : "since its start"}</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
       <div><dt>sent up, payload</dt><dd>${times(run.dense_up, run.payload_up)}</dd></div>
       <div><dt>sent up, wire</dt><dd>${run.wire_up !== null && run.wire_up < run.payload_up ? wired(run.wire_up, run.payload_up) : times(run.dense_up, run.wire_up)}</dd></div>
-      <div><dt>aggregated</dt><dd>${run.aggregated_count + run.late}<small> updates</small></dd></div>
+      <div><dt>aggregated</dt><dd>${count(run.aggregated_count + run.late)}<small> update${run.aggregated_count + run.late === 1 ? "" : "s"}</small></dd></div>
       <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>
     </dl>` : null}`;
 };

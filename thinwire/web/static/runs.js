@@ -53,8 +53,7 @@ export const RunsPage = ({ news }) => {
   const picked = pick ? pick.split(",") : [];
   const toggle = (id) => setPick((picked.includes(id) ? picked.filter((one) => one !== id) : [...picked, id]).join(","));
   return html`
-    <${Gone} news=${news} matters />
-    ${error && news.reached && html`<${Refusal} error=${error} />`}
+    <${Gone} news=${news} matters error=${error} />
     <div class="head"><h1>Runs</h1>
       <p class="sentence small">${archived ? `${plural(all, "run")} in the archive.` : summary(list.statuses, all, devices, online)}</p>
       ${may("operator") && html`<a class="tool go" href=${link("new")}><${Icon} name="plus" />New run</a>`}</div>

@@ -39,5 +39,5 @@ const figure = (value) => Number(value.toPrecision(3));
 /** Why cells of a table about single clients are empty. */
 export const NotKnown = ({ rows, columns }) => {
   const said = rows.find((row) => row.not_known)?.not_known;
-  return said ? html`<p class="note">– under ${columns}: ${said}.</p>` : null;
+  return said ? html`<p class="note">A dash under ${columns} means ${said}.</p>` : null;
 };

@@ -28,10 +28,9 @@ export const UsersPage = ({ news }) => {
   }, []);
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} />` : html`<${Gone} news=${news} /><p class="loading">Reading…</p>`;
   return html`
-    <${Gone} news=${news} />
+    <${Gone} news=${news} error=${error} />
     <div class="head"><h1>Users and tokens</h1></div>
     <p class="sentence">You are ${user}, with the role ${role}. ${MEANS[role]}</p>
-    ${error && html`<${Refusal} error=${error} />`}
     ${may("admin") && html`<${Users} rows=${data.users} />`}
     <${Tokens} rows=${data.tokens} />
     <${Password} />`;
@@ -42,18 +41,19 @@ const Users = ({ rows }) => {
   const add = async (given) => (await post("users", given)).sentence;
   return html`
     <${Section} id="users" title="Users" aside=${ROLES.slice(0, 2).map((one) => MEANS[one]).join(" ")} json=${link("api/v1/users")}>
-      <${Table} label="Users" rows=${rows} stacks keyOf=${(r) => r.name} empty="nobody yet: who can read the state directory logs in with a code" columns=${[
+      <${Table} label="Users" rows=${rows} stacks keyOf=${(r) => r.name} empty="none yet" columns=${[
     { title: "User", cell: (r) => html`<b>${r.name}</b>` },
     { title: "Role", cell: (r) => (r.disabled_at ? html`<span class="outcome is-away"><${Icon} name="cross" /><span>disabled ${moment(r.disabled_at)}</span></span>` : r.role) },
     { title: "Added", cell: (r) => html`${moment(r.created_at)} <span class="faint">by ${r.who}</span>` },
     { title: "Last login", cell: (r) => (r.login_at ? moment(r.login_at) : "never") },
-    { title: html`<span class="unseen">Change</span>`, right: true, cell: (r) => (r.name === user ? html`<span class="faint">another admin changes you</span>` : html`<div class="deeds">
+    { title: html`<span class="unseen">Change</span>`, right: true, cell: (r) => (r.name === user ? html`<div class="deeds"><span class="faint">another admin changes you</span><${LogOut} name=${r.name} /></div>` : html`<div class="deeds">
         <button type="button" class="tool" aria-label=${`Role of ${r.name}`} onClick=${() => setWish({ what: "role", row: r })}>Role…</button>
         <button type="button" class="tool" aria-label=${`Reset the password of ${r.name}`} onClick=${() => setWish({ what: "reset", row: r })}>Password…</button>
         ${r.disabled_at
     ? html`<${Twice} label=${`Enable ${r.name}`} word="Enable" act=${() => post(`users/${r.name}/enable`, {})} />`
-    : html`<${Twice} label=${`Disable ${r.name}`} word="Disable" bad act=${() => post(`users/${r.name}/disable`, {})} />`}</div>`) },
+    : html`<${LogOut} name=${r.name} /><${Twice} label=${`Disable ${r.name}`} word="Disable" bad act=${() => post(`users/${r.name}/disable`, {})} />`}</div>`) },
   ]} />
+      <p class="note">A session that begins with a one-time code is that of the user ${MACHINE}, an admin. <${LogOut} name=${MACHINE} /></p>
       <details class="more" open=${!rows.length}><summary>Add a user</summary>
         <${Form} label="Add a user" button="Add" send=${add}>
           <${Field} label="Name" name="name" maxlength="32" pattern="[a-z0-9][a-z0-9._\\-]*" hint="of a to z, 0 to 9, dot, _ and -" autocomplete="off" />
@@ -64,6 +64,9 @@ const Users = ({ rows }) => {
     <//>
     ${wish && html`<${Change} wish=${wish} close=${() => setWish(null)} />`}`;
 };
+
+/** Ends all sessions of a user, also one's own. */
+const LogOut = ({ name }) => html`<${Twice} label=${`Log out ${name} everywhere`} word="Log out" done="logged out" act=${() => post(`users/${name}/logout`, {})} />`;
 
 /** Another role, or another password, for a user. */
 const Change = ({ wish, close }) => {

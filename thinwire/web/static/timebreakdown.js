@@ -1,17 +1,18 @@
-// Where time went, as one line: the stages that took any and whom was waited for, and requests x round trip within them.
+// The time breakdown of a run or a round: the seconds of each stage, and which clients the round waited for.
 import { html } from "./dom.js";
 import { plural, seconds } from "./format.js";
 
-export const Went = ({ went, along, waited }) => {
-  const uncounted = listed(went.uncounted, {});
+/** The stages that took any time as one line, with the requests and the round trips within them. */
+export const TimeBreakdown = ({ of, along, waited }) => {
+  const uncounted = listed(of.uncounted, {});
   const more = { waiting: waited?.length ? `for ${few(waited)}` : "" };
   return html`
-    <p class="went faint">Where it went${along && `, along ${along}`}: ${listed(went.stages, more) || "it took no time"}.${exchange(went)}${uncounted && ` In the aggregator, which a simulation's clock does not count: ${uncounted}.`}</p>`;
+    <p class="breakdown faint">Where it went${along && `, along ${along}`}: ${listed(of.stages, more) || "it took no time"}.${exchange(of)}${uncounted && ` In the aggregator, which a simulation's clock does not count: ${uncounted}.`}</p>`;
 };
 
 /** The same as a bar, in the colours of the rounds' picture; the line under it has the numbers. */
-export const Spent = ({ stages }) => html`
-  <div class="spent" role="img" aria-label="Share of each stage in the time, as the line below lists them">
+export const TimeBar = ({ stages }) => html`
+  <div class="time-bar" role="img" aria-label="Share of each stage in the time, as the line below lists them">
     ${Object.entries(stages).filter(([, took]) => took > 0).map(([name, took]) => html`
       <i key=${name} class=${`swatch ${name}`} style=${{ flexGrow: took * 1000 }} title=${`${name} ${seconds(took)}`}></i>`)}</div>`;
 

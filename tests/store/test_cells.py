@@ -54,9 +54,11 @@ def test_what_a_run_is_made_of_names_it():
     one = cell().made
     others = [cell(seed=2).made, cell("fp16").made, *(
         dataclasses.replace(one, **change)
-        for change in ({"clients": 5}, {"split": "by(label)"}, {"data": "x"}, {"task_digest": "y"})
+        for change in (
+            {"clients": 5}, {"split": "by(label)"}, {"data": "x"}, {"task_digest": "y"}, {"code_digest": "y"},
+        )
     )]  # fmt: skip
-    assert len({one.digest, *(other.digest for other in others)}) == 7
+    assert len({one.digest, *(other.digest for other in others)}) == 8
     assert cell().made.digest == one.digest
 
 
@@ -100,6 +102,14 @@ def test_runs_that_differ_in_the_seed_are_one_row():
     assert wide.ratio_up == pytest.approx(4000 / 600)
     assert figures(wide)["seconds_to"] == 4.0
     assert [point[0] for point in curve(thin, "accuracy")] == [100, 200, 300]
+
+
+def test_runs_before_and_after_a_change_of_the_code_are_two_rows():
+    one = cell()
+    changed = dataclasses.replace(one, made=dataclasses.replace(one.made, code_digest="y"))
+    assert [row.settings for row in compare([one, changed], "accuracy", None)] == [
+        {"code_digest": ""}, {"code_digest": "y"},
+    ]  # fmt: skip
 
 
 def test_the_number_of_clients_of_a_run_on_devices_varies():

@@ -224,8 +224,9 @@ def run_sim(
         if state is None:
             stack.enter_context(store.gathering(run_id))
         stack.enter_context(rare_full_collections())
-        batched = withdraws_none(plan) and not step_s and state is None
-        executor = stack.enter_context(client_executor(task, population, processes, state is not None, batched))
+        in_order = withdraws_none(plan) and not step_s
+        batched, early = in_order and state is None, in_order or not keeps_values(plan, task)
+        executor = stack.enter_context(client_executor(task, population, processes, state is not None, batched, early))
         never_late = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(
             fleet, clock, task, population, executor, never_late=never_late, last_replied=last_replied
@@ -257,20 +258,26 @@ def withdraws_none(plan: RunPlan) -> bool:
     return is_sequential and not plan.cohort.over_select and not plan.is_protected
 
 
+def keeps_values(plan: RunPlan, task: LoadedTask) -> bool:
+    """Return True if a client's training changes values of its own that it evaluates the next model with."""
+    local = plan.local
+    return bool(local.personal_layers) or local.buffers == "local" or task.optional("train") is not None
+
+
 @contextlib.contextmanager
 def client_executor(
-    task: LoadedTask, population: ClientPopulation, processes: int, shared: bool, batched: bool
+    task: LoadedTask, population: ClientPopulation, processes: int, shared: bool, batched: bool, early: bool
 ) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards.
 
     With `shared`, each commit of a client is written to disk for a later process. With `batched`, clients of this
-    process may work before their turn (`SerialExecutor`).
+    process may work before their turn (`SerialExecutor`), with `early` those of others (`ProcessExecutor`).
     """
     if processes == 1:
         with keep_generators(), note_signals():
             yield SerialExecutor(population, InProcessExecutor(task, population.client.device), shared, batched)
         return
-    executor = ProcessExecutor(task.spec, population, processes)
+    executor = ProcessExecutor(task.spec, population, processes, early)
     try:
         yield executor
     finally:

@@ -69,7 +69,7 @@ def simulate(
     *,
     clients: int = 20,
     split: str = "iid",
-    data: Path | None = None,
+    data: str | Path | None = None,
     seed: int | None = None,
     debug: bool = False,
     processes: int = 1,
@@ -121,7 +121,7 @@ def simulate(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         where = AggregatorHome.under(folder if home is None else Path(home), durable=home is not None)
         store = stack.enter_context(Store.open(where.database, durable=where.durable))
-        client = ClientInfo(data=data, split=split, seed=read.run.seed)
+        client = ClientInfo(data=None if data is None else Path(data), split=split, seed=read.run.seed)
         code = loaded(task, read)
         first = initial_model(code, read.run.seed, read.local.personal_layers)
         if first.left_out:
@@ -203,6 +203,7 @@ def run_sim(
         require_data(task, population)
         require_metrics(plan, task, population)
         made = first or initial_model(task, plan.run.seed, plan.local.personal_layers)
+        holdout = SimulatedHoldout.of(plan, task, client, home, made.layout)
         about = {
             "clients": clients, "split": client.split, "seed": client.seed, "step_s": list(step_s),
             "data": str(client.data.absolute()) if client.data else "", "layout": made.layout.digest,
@@ -232,7 +233,6 @@ def run_sim(
             fleet, clock, task, population, executor, never_late=never_late, last_replied=last_replied
         )
         fleet.pump = simulated.step
-        holdout = SimulatedHoldout.of(plan, task, client, store, home, run_id)
 
         def observe(event: Event) -> None:
             on_event(event)

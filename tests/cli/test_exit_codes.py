@@ -167,6 +167,23 @@ def test_a_task_without_code_is_3(thinwire, plan, home):
         assert "--task toy=x" in refused(thinwire("run", plan, "--task", "other=x", "--home", home), 3)
 
 
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [("reduce", "from thinwire.aggregation.reductions import Median as Mine"),
+     ("optimizer", "from thinwire.aggregation.server_optimizers import FedAvg as Mine")],
+)  # fmt: skip
+def test_code_in_a_file_with_a_relative_path_is_3_where_an_aggregator_would_look_elsewhere(
+    thinwire, plan, home, tmp_path, monkeypatch, key, code
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"my_{key}.py").write_text(code)
+    told(home)
+    with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9"}):
+        words = ["run", plan, "--set", f"server.{key}='my_{key}.py:Mine'", "--set", "cohort.late='drop'"]
+        said = refused(thinwire(*words, "--home", home), 3)
+    assert f'[server] {key} = "{tmp_path}/my_{key}.py:Mine"' in said
+
+
 def test_two_aggregators_on_one_folder_are_refused(thinwire, home):
     place = AggregatorHome.under(home)
     with hold(place.lock, {"listen": "127.0.0.1:9"}):

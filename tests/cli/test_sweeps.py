@@ -64,6 +64,12 @@ def test_a_group_is_made_compared_and_drawn(thinwire, plan, home, tmp_path):
     assert (mistyped.code, said in mistyped.err) == (2, True)
 
 
+def test_a_plan_need_not_have_the_key_that_is_swept(thinwire, plan, home):
+    plan.write_text(PLAN.replace("lr = 0.1\n", ""))
+    made = thinwire("sim", plan, "--clients", 2, "--sweep", "local.lr=0.1,0.2", "--home", home, "--json")
+    assert (made.code, made.document["made"]) == (0, 2)
+
+
 def test_a_sweep_shows_the_error_of_a_task(thinwire, plan, home):
     made = thinwire("sim", plan, "--clients", 2, "--seeds", 2, "--set", "run.seed=99", "--home", home, "--json")
     assert made.code == 6
@@ -95,6 +101,8 @@ def test_stored_runs_are_compared_too(thinwire, plan, home):
         (["--sweep", "local.lr=0.1", "--sweep", "local.lr=0.2"], 2, "twice"),
         (["--sweep", "run.seed=1,2"], 2, "--seeds"),
         (["--sweep", "run.task=tiny|other"], 2, "tasks are not swept"),
+        (["--sweep", "local.lr=0.1", "--set", "local.lr=0.2"], 2, "local.lr has a --set and a --sweep"),
+        (["--sweep", "local.lr=0.1", "--set", "local.steps=0"], 3, "--set local.steps=0"),
         (["--seeds", "2", "--name", "../x"], 2, "group"),
         (["--seeds", "2", "--debug"], 2, "--debug"),
         (["--workers", "2"], 2, "--workers"),
@@ -124,6 +132,7 @@ def test_what_cannot_be_compared_is_refused(thinwire, home, words, code):
 
 def test_values_stand_apart_by_bars_or_by_commas_outside_of_brackets():
     assert axes(["uplink.codec=qsgd(4, l2),int8"]) == {"uplink.codec": ["qsgd(4, l2)", "int8"]}
+    assert axes(['uplink.ladder=["fp16", "qsgd(4, l2)"], []']) == {"uplink.ladder": ['["fp16", "qsgd(4, l2)"]', "[]"]}
     assert axes(["a.b=1|2,3"]) == {"a.b": ["1", "2,3"]}
     with pytest.raises(typer.BadParameter):
         axes(["a.b=1,,2"])

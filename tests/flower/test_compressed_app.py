@@ -233,6 +233,23 @@ def test_arrays_of_other_shapes_are_sent_whole_and_the_log_says_so(caplog: pytes
     assert found is not None and found["w"].shape == (7, 2)
 
 
+def test_two_strategies_of_a_run_draw_their_own_randomness_both_ways() -> None:
+    """Rounding errors that were equal would not average out over strategies and runs."""
+    rng = np.random.default_rng(5)
+    arrays = ArrayRecord({"w": Array(rng.normal(size=(400, 3)).astype(np.float32))})
+    step = rng.normal(size=(400, 3)).astype(np.float32)
+    wire = Wire(lambda record, node: ArrayRecord({"w": Array(record["w"].numpy() + step)}))
+
+    def first_message(strategy: Strategy) -> Message:
+        messages = strategy.configure_train(1, arrays, ConfigRecord(), wire)  # type: ignore[arg-type]
+        return next(one for one in messages if one.metadata.dst_node_id == NODES[0])
+
+    down = [frames_of(first_message(wrap(FedAvg(), "identity", down="int8"))) for _ in range(2)]
+    up = [frames_of(wire.answer(first_message(wrap(FedAvg(), "int8")))) for _ in range(2)]
+    assert down[0] != down[1]
+    assert up[0] != up[1]
+
+
 @pytest.mark.parametrize("down", ["fp16", "int8"])
 def test_a_compressed_model_is_what_the_app_gets_and_what_the_update_is_added_to(down: str) -> None:
     got = list[ArrayRecord]()

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.small_task import normed, plan_of, task_of
+from tests.support.small_task import examples, normed, plan_of, task_of
 from thinwire import simulate
-from thinwire.client import ClientInfo
+from thinwire.client import ClientInfo, Split
 from thinwire.core import RunPlan
 from thinwire.core.errors import NotFound, ThinwireError, UsageError
 from thinwire.core.events import Evaluated, RoundClosed
@@ -149,6 +149,17 @@ def test_the_name_of_a_reduction_belongs_into_the_plan() -> None:
     with pytest.raises(UsageError, match="'median' is a text") as raised:
         simulate(task_of(), PLAN, clients=2, reduce="median")  # type: ignore[arg-type]
     assert raised.value.hint == '[server] reduce or optimizer = "median" in the plan'
+
+
+def test_data_may_be_a_text(tmp_path: Path) -> None:
+    seen = set[Any]()
+
+    def data(client: Any) -> Split:
+        seen.add(client.data)
+        return Split(examples(), examples(6, 4))
+
+    simulate(task_of(data=data), PLAN, clients=2, data=str(tmp_path))
+    assert seen == {tmp_path}
 
 
 def test_a_history_without_a_model_says_why() -> None:

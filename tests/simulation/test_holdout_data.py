@@ -15,7 +15,9 @@ from thinwire.client.holdout import NAME
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError, TaskError
 from thinwire.core.events import Evaluated
+from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import RunFailed
+from thinwire.store import Store
 
 HOLDOUT = examples(40, seed=8)
 
@@ -51,9 +53,11 @@ def test_the_task_is_asked_for_the_whole_of_one_client(tmp_path: Path) -> None:
     assert {(NAME, 0, 1), ("sim-0", 0, 2), ("sim-1", 1, 2)} == seen
 
 
-def test_a_task_without_holdout_data_is_refused_before_a_round() -> None:
+def test_a_task_without_holdout_data_is_refused_before_the_run_begins(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="no holdout data"):
-        run(task=task_of(linear, data=lambda client: Split(examples())))
+        run(tmp_path, task=task_of(linear, data=lambda client: Split(examples())))
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        assert not store.runs()
 
 
 def test_code_that_raises_fails_the_run_with_the_reason() -> None:

@@ -109,6 +109,12 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
             os.kill(pid, 0)
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_process_is_refused(tmp_path: Path, count: int) -> None:
+    with pytest.raises(UsageError, match=f"processes = {count} is not valid"):
+        simulate(task(tmp_path, ""), PLAN, clients=2, processes=count)
+
+
 def test_an_object_of_this_process_is_refused_before_anything_begins() -> None:
     with pytest.raises(UsageError, match="does not run in 2 processes"):
         simulate(task_of(), PLAN, clients=2, processes=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from thinwire.core import RunPlan
 from thinwire.core.errors import NotWritten, PlanError, ThinwireError, UsageError
+from thinwire.core.plan import canonical
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.simulation import simulate
 from thinwire.simulation import sweep as sweep_module
@@ -43,6 +45,13 @@ def data(client):
 def loss(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 '''
+
+
+BESIDE = """import importlib.util
+spec = importlib.util.spec_from_file_location("beside", {folder!r} + "/other/task.py")
+beside = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(beside)
+"""
 
 
 @pytest.fixture
@@ -167,6 +176,56 @@ def test_a_history_is_rows_and_a_frame_where_pandas_is(task: str, monkeypatch: p
     with pytest.raises(ThinwireError, match="pandas") as caught:
         history.frame()
     assert "records()" in caught.value.hint
+
+
+def test_a_run_that_failed_is_made_again_by_the_same_sweep(task: str, tmp_path: Path) -> None:
+    plan = plans({})[0].to_json()
+    bad = RunPlan.from_json({**plan, "run": {**plan["run"], "seed": 99}})
+    sweep, group = Sweep.of(task, [bad], 2, "iid"), TrialStore(tmp_path / "group")
+    run_sweep(sweep, group)
+    assert sweep.missing(group) == list(sweep.specs)
+    seen = list[Progress]()
+    (cell,) = run_sweep(sweep, group, on_progress=seen.append)
+    assert (cell.status, seen[-1].done) == ("failed", 1)
+
+
+@pytest.mark.parametrize(
+    ("imports", "file"),
+    [
+        ("from sweep_helper_a import RATE", "sweep_helper_a.py"),
+        ("import sweep_package.inner", "sweep_package/inner.py"),
+        (BESIDE, "other/task.py"),
+    ],
+    ids=["a constant", "a package", "another task's file"],
+)
+def test_a_run_is_made_again_when_a_module_of_its_task_has_changed(tmp_path: Path, imports: str, file: str) -> None:
+    (tmp_path / "mine").mkdir()
+    helper = tmp_path / ("" if file.startswith("other") else "mine") / file
+    helper.parent.mkdir(exist_ok=True)
+    helper.write_text("RATE = 1\n")
+    (tmp_path / "mine" / "task.py").write_text(imports.format(folder=str(tmp_path)) + TASK)
+    task = f"tiny={tmp_path / 'mine' / 'task.py'}"
+    first, again = (Sweep.of(task, plans({}), 2, "iid").specs for _ in range(2))
+    assert first == again
+    helper.write_text("RATE = 2\n")
+    assert {one.digest for one in Sweep.of(task, plans({}), 2, "iid").specs}.isdisjoint(one.digest for one in first)
+
+
+def test_a_run_is_made_again_when_the_reduction_of_its_plan_has_changed(task: str, tmp_path: Path) -> None:
+    rule = tmp_path / "rules" / "rule.py"
+    rule.parent.mkdir()
+    rule.write_text("from thinwire.aggregation.reductions import Median\n\n\nclass Mine(Median):\n    pass\n")
+    both = plans({"server.reduce": ["mean", f"{rule}:Mine"]}, seeds=1)
+    mean, mine = Sweep.of(task, both, 2, "iid").specs
+    rule.write_text(rule.read_text() + "    fewest = 4\n")
+    assert Sweep.of(task, both, 2, "iid").specs[0] == mean, "it names no code of others"
+    assert Sweep.of(task, both, 2, "iid").specs[1].digest != mine.digest
+
+
+def test_a_task_of_one_file_has_the_cells_that_it_had(task: str) -> None:
+    (spec,) = Sweep.of(task, plans({}, seeds=1), 2, "iid").specs
+    made = {"plan": spec.plan, "clients": 2, "split": "iid", "data": "", "task_digest": spec.task_digest}
+    assert spec.digest == hashlib.sha256(canonical(made)).hexdigest()[:20]
 
 
 def test_a_full_disk_is_no_result(task: str, tmp_path: Path) -> None:

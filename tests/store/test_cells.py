@@ -54,9 +54,11 @@ def test_what_a_run_is_made_of_names_it():
     one = cell().made
     others = [cell(seed=2).made, cell("fp16").made, *(
         dataclasses.replace(one, **change)
-        for change in ({"clients": 5}, {"split": "by(label)"}, {"data": "x"}, {"task_digest": "y"})
+        for change in (
+            {"clients": 5}, {"split": "by(label)"}, {"data": "x"}, {"task_digest": "y"}, {"code_digest": "y"},
+        )
     )]  # fmt: skip
-    assert len({one.digest, *(other.digest for other in others)}) == 7
+    assert len({one.digest, *(other.digest for other in others)}) == 8
     assert cell().made.digest == one.digest
 
 
@@ -129,6 +131,14 @@ def test_runs_with_poisson_sampling_have_a_row_without_bytes():
     assert (flat["value"], flat["reached"], flat["seconds"], flat["seconds_to"]) == (0.9, 2, 6.0, 4.0)
     (on_link,) = compare(sampled, "accuracy", 0.8, Link(mbps=1.0))
     assert (on_link.seconds, on_link.seconds_to) == (None, None), "the time of bytes that are not shown"
+
+
+def test_runs_before_and_after_a_change_of_the_code_are_two_rows():
+    one = cell()
+    changed = dataclasses.replace(one, made=dataclasses.replace(one.made, code_digest="y"))
+    assert [row.settings for row in compare([one, changed], "accuracy", None)] == [
+        {"code_digest": ""}, {"code_digest": "y"},
+    ]  # fmt: skip
 
 
 def test_the_number_of_clients_of_a_run_on_devices_varies():

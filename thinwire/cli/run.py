@@ -208,6 +208,7 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     from thinwire.client.task import initial_model, report, require_own_loop
     from thinwire.server.submit import FirstModel, submit
 
+    require_absolute_files(plan)
     code = load(plan.run.task, file, task)
     require_own_loop(plan, code)
     made = initial_model(code, plan.run.seed, plan.local.personal_layers)
@@ -217,6 +218,20 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     vector, buffers, counters = first_model(store, home, plan, file, made)
     first = FirstModel(made.layout, report(code), vector, buffers, counters, made.fixed)
     return submit(store, place, plan, first, name=name)
+
+
+def require_absolute_files(plan: RunPlan) -> None:
+    """Raise `PlanError` if a reduction or an optimizer is in a FILE.py that the aggregator would seek in its folder."""
+    from thinwire.core.errors import PlanError
+
+    for key, spec in (("reduce", plan.server.reduce), ("optimizer", plan.server.optimizer)):
+        file = spec.rpartition(":")[0]
+        if file.endswith(".py") and not Path(file).is_absolute():
+            raise PlanError(
+                f'[server] {key} = "{spec}" with a relative path',
+                why="the aggregator imports the file, and looks for it in the folder in which it was started",
+                hint=f'[server] {key} = "{Path(file).absolute()}{spec.removeprefix(file)}"',
+            )
 
 
 def first_model(

@@ -7,7 +7,6 @@ missing. A single simulated run is stored in the store of this machine's aggrega
 
 from __future__ import annotations
 
-import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -98,8 +97,21 @@ def sim(
     raise typer.Exit(code)
 
 
-# a comma outside of brackets and quotes: `topk(0.1), qsgd(4, l2)` has one
-COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^(]*\))')
+def _at_commas(text: str) -> list[str]:
+    """Split a text at its commas outside of brackets and quotes.
+
+    >>> _at_commas('topk(0.1), ["fp16", "qsgd(4, l2)"]')
+    ['topk(0.1)', ' ["fp16", "qsgd(4, l2)"]']
+    """
+    found, depth, is_quoted = [""], 0, False
+    for letter in text:
+        is_quoted ^= letter == '"'
+        depth += 0 if is_quoted else (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth and not is_quoted:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
 
 
 def axes(given: list[str]) -> dict[str, list[str]]:
@@ -114,7 +126,7 @@ def axes(given: list[str]) -> dict[str, list[str]]:
     for one in given:
         key, equals, text = one.partition("=")
         key = key.strip()
-        values = [value.strip() for value in (text.split("|") if "|" in text else COMMA.split(text))]
+        values = [value.strip() for value in (text.split("|") if "|" in text else _at_commas(text))]
         if not equals or not all(values):
             raise typer.BadParameter(f"{one!r} has no values: --sweep section.key=A|B, as in --sweep local.lr=0.05,0.1")
         if key in found:
@@ -248,10 +260,19 @@ def swept(
     from thinwire.cli.local_state import aggregator_home, command_line
     from thinwire.cli.task import task_spec
     from thinwire.core import RunPlan
+    from thinwire.core.errors import PlanError
     from thinwire.reports.sweep_results import TrialStore
     from thinwire.simulation.sweep import Sweep, grid, run_sweep
 
-    base = RunPlan.load(file, overrides, codecs=codecs)
+    if twice := sorted(axes.keys() & overrides.keys()):
+        raise typer.BadParameter(f"{twice[0]} has a --set and a --sweep: leave one of them out")
+    try:
+        base = RunPlan.load(file, overrides, codecs=codecs)
+    except PlanError as wrong:
+        try:  # the plan need not have the keys that are swept
+            base = RunPlan.load(file, {**overrides, **{key: values[0] for key, values in axes.items()}}, codecs=codecs)
+        except PlanError:
+            raise wrong from None
     plans = [
         RunPlan.load(file, {**overrides, **cell}, option="--sweep", codecs=codecs)
         for cell in grid(axes, range(base.run.seed, base.run.seed + seeds))

@@ -91,7 +91,7 @@ def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
         node, run = message.metadata.dst_node_id, Key(message.metadata.run_id)
         reply = call_next(message, context)
         if reply.has_content() and expected != "identity":
-            terms = UpdateTerms(number, reached, by, derive(run, "flower", node, number))
+            terms = UpdateTerms(number, reached, by, derive(run, "flower", node, number, by))
             compress_reply(reply.content, base, expected, terms, context)
         return reply
 
@@ -231,7 +231,7 @@ class Compressing:
             content = message.content
             require_plain(content)
             if id(content) not in ways:
-                ways[id(content)] = self._down_of(content, server_round)
+                ways[id(content)] = self._down_of(content)
             base, down = ways[id(content)]
             node = message.metadata.dst_node_id
             ours = ConfigRecord(dict(down.config_records.get(OURS, {})))
@@ -246,14 +246,14 @@ class Compressing:
             made.append(sent)
         return made
 
-    def _down_of(self, content: RecordDict, server_round: int) -> tuple[dict[str, ArrayRecord], RecordDict]:
+    def _down_of(self, content: RecordDict) -> tuple[dict[str, ArrayRecord], RecordDict]:
         """Return the arrays that the app will get, and the content that carries them."""
         records = dict(content.array_records)
         floats = Floats.of(records)
         if self._down == "identity" or not floats.layout.size:
             return records, content
         codec, values = bound(self._down, floats.layout), floats.vector(records)
-        key = derive(Key(0), "flower_down", server_round)
+        key = derive(Key(0), "flower_down", self._by, self._number)  # other draws in each run and strategy
         frames = [
             bytes(codec.encode(values[one.span].copy(), codec.init(one.index), key, one.index).payload)
             for one in floats.layout.model_segments

@@ -15,16 +15,16 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.aggregation import codecs
 from thinwire.aggregation.mean import unpack_fixed
 from thinwire.aggregation.plan_codecs import codec_of
-from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients, UsageError
+from thinwire.core.errors import BadPayload, DataLost, TaskError, TooFewClients, UsageError
 from thinwire.core.events import ModelStored
 from thinwire.core.fleet import Delivery
 from thinwire.core.formatting import capped_text, counted
@@ -40,6 +40,7 @@ from thinwire.core.serialization import (
 )
 from thinwire.core.statedir import find_home, private_folder, private_opener
 from thinwire.core.types import Assignment, Failure, Fixed, ReplyHeader, UpdateId, UpdateOutcome, Work
+from thinwire.flower.stock_plan import model_file, require_possible
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict  # isort: skip
 from flwr.clientapp import ClientApp  # isort: skip
@@ -61,64 +62,17 @@ def server_app(plan: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        read = _possible(RunPlan.from_json(tomllib.loads(plan.read_text())))
+        read = require_possible(RunPlan.load(plan, codecs=codecs))
+        out = model_file(str(context.run_config.get("out", "")))
         if rounds := int(context.run_config.get("rounds", 0)):
             read = read.model_copy(update={"run": read.run.model_copy(update={"rounds": rounds})})
         with tempfile.TemporaryDirectory() as folder:
             run = StockRun(grid, read, f"{read.run.task}-{context.run_id}", Path(folder))
             run.make(int(context.run_config.get("nodes", 1)))
-            if out := str(context.run_config.get("out", "")):
-                run.export(Path(out))
+            if out is not None:
+                run.export(out)
 
     return app
-
-
-def _possible(plan: RunPlan) -> RunPlan:
-    """Return the plan; raise `PlanError` if it needs an aggregator that knows the state of each device."""
-    if plan.downlink.compressed:
-        raise PlanError(
-            f"[downlink] codec = {plan.downlink.codec!r} over stock nodes",
-            why="this app keeps no log of changes, no note of what a node holds: each message has the whole model",
-            hint='[downlink] codec = "identity", or our own client: thinwire run',
-        )
-    if plan.run.algorithm != "fedavg":
-        raise PlanError(
-            f'[run] algorithm = "{plan.run.algorithm}" over stock nodes', "each update must count exactly once there",
-            '[run] algorithm = "fedavg", or our own client: thinwire run',
-        )  # fmt: skip
-    if plan.run.target:
-        raise PlanError(
-            "[run] target over stock nodes", "this app makes all rounds, and compares no metric with a target",
-            "leave [run] target out, or our own client: thinwire run",
-        )  # fmt: skip
-    if plan.uplink.ladder:
-        raise PlanError(
-            "[uplink] ladder over stock nodes", "this app measures no links, and assigns all nodes one codec",
-            "[uplink] codec = one of them, or our own client: thinwire run",
-        )  # fmt: skip
-    if plan.server.reduce != "mean" or plan.server.max_norm is not None:
-        raise PlanError(
-            f'[server] reduce = "{plan.server.reduce}" or max_norm over stock nodes',
-            why="this app keeps a running mean, and journals no norm",
-            hint="leave both out, or our own client: thinwire run",
-        )
-    if plan.local.personal_layers:
-        raise PlanError(
-            "[local] personal_layers over stock nodes", "a stock node keeps no state of ours between rounds",
-            "leave [local] personal_layers out, or our own client: thinwire run",
-        )  # fmt: skip
-    if plan.secure.enabled:
-        raise PlanError(
-            "[secure] enabled = true over stock nodes",
-            "a stock node makes no masks and answers no phase, so this app would see each update alone",
-            "[secure] enabled = false, or our own client: thinwire run",
-        )
-    if plan.privacy.mode != "off":
-        raise PlanError(
-            f'[privacy] mode = "{plan.privacy.mode}" over stock nodes', "nobody here keeps a ledger of what was spent",
-            "leave [privacy] out, or our own client: thinwire run",
-        )  # fmt: skip
-    return plan
 
 
 @dataclass
@@ -221,7 +175,8 @@ class StockRun:
                     aggregated[node] = header, partial(_frames, reply.parts, header), 1.0
                     fold.add(*aggregated[node])
             except BadPayload as error:
-                aggregated.pop(node, None)
+                if rejected := aggregated.pop(node, None):
+                    self._outcomes[node] = [UpdateOutcome(rejected[0].update_id, "dropped")]
                 print(f"thinwire: round {number}: node {node} sent an invalid update: {error}", flush=True)
                 continue
             if isinstance(header, Failure):
@@ -237,7 +192,7 @@ class StockRun:
         if not fold.fits():
             fold, spoilers = aggregated_without(new, list(aggregated.values()))
             for node in [node for node, (header, _, _) in aggregated.items() if header in spoilers]:
-                del aggregated[node]
+                self._outcomes[node] = [UpdateOutcome(aggregated.pop(node)[0].update_id, "dropped")]
                 print(f"thinwire: round {number}: node {node} sent numbers too large to be added", flush=True)
         if not aggregated:
             raise TooFewClients(f"no node answered in round {number}")

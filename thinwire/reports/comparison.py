@@ -327,5 +327,5 @@ def _flat(cell: Trial) -> Iterator[tuple[str, str]]:
         if isinstance(keys, dict):
             for key, value in keys.items():
                 yield f"{section}.{key}", value if isinstance(value, str) else json.dumps(value)
-    for name in ("clients", "split", "data", "task_digest"):
+    for name in ("clients", "split", "data", "task_digest", "code_digest"):
         yield name, str(getattr(cell.made, name) or ("varies" if name == "clients" else ""))

@@ -40,13 +40,17 @@ class TrialSpec:
     split: str
     data: str  # the named path, "" if there was none
     task_digest: str  # of the task's source
+    code_digest: str = ""  # of other code of the user that it depends on (simulation/sweep.py), "" if there is none
 
     @property
     def digest(self) -> str:
         """Return the cell's name: twenty hex digits of SHA-256."""
         from thinwire.core.plan import canonical
 
-        return hashlib.sha256(canonical(dataclasses.asdict(self))).hexdigest()[:20]
+        values = dataclasses.asdict(self)
+        if not self.code_digest:  # cells from before this field keep their names
+            del values["code_digest"]
+        return hashlib.sha256(canonical(values)).hexdigest()[:20]
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class TrialStore:
         return cls(sweeps / name)
 
     def keep(self, cell: Trial) -> None:
-        """Write a cell durably; an existing one is replaced by the same content."""
+        """Write a cell durably; it replaces an existing one, which has the same content or failed."""
         private_folder(self.folder)
         text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"))
         write_atomically(self.folder / f"{cell.made.digest}.json", text.encode() + b"\n")

@@ -19,41 +19,41 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.holdout import HoldoutResult
 from thinwire.server.model_store import Versions
-from thinwire.store import Store
 
 
 class SimulatedHoldout:
     """Evaluates the versions of one run in this process; see `Holdout`."""
 
-    def __init__(self, plan: RunPlan, task: LoadedTask, client: ClientInfo, versions: Versions, model: Layout) -> None:
-        self._plan, self._client, self._versions, self._size = plan, client, versions, model.size
+    def __init__(
+        self, plan: RunPlan, task: LoadedTask, client: ClientInfo, home: AggregatorHome, layout: Layout
+    ) -> None:
+        self._plan, self._client, self._home, self._layout = plan, client, home, layout
         self._executor = InProcessExecutor(task, client.device)
 
     @classmethod
     def of(
-        cls, plan: RunPlan, task: LoadedTask, client: ClientInfo, store: Store, home: AggregatorHome, run_id: str
+        cls, plan: RunPlan, task: LoadedTask, client: ClientInfo, home: AggregatorHome, layout: Layout
     ) -> SimulatedHoldout | None:
         """Return the evaluator of a run's model versions; None if its plan has no holdout evaluation.
 
-        Raise `TaskError` if the task has no holdout data, before a round is made.
+        Raise `TaskError` if the task has no holdout data, before the run begins.
         """
         if plan.run.evaluate != "holdout":
             return None
-        layout = Layout.from_json(store.run(run_id).layout)
-        versions = Versions(home.run(run_id), transmitted_layout(algorithm_of(plan), layout))
-        found = cls(plan, task, client, versions, layout)
+        found = cls(plan, task, client, home, layout)
         with _task_errors(task):
             require_holdout_data(task.name, found._executor.inner.split(holdout_client(client)))
         return found
 
     def results(self, run_id: str, due: Mapping[int, ModelStored]) -> list[HoldoutResult]:
         """Return the evaluations of all versions that are due."""
-        found = list[HoldoutResult]()
+        found, size = list[HoldoutResult](), self._layout.size
+        versions = Versions(self._home.run(run_id), transmitted_layout(algorithm_of(self._plan), self._layout))
         for version, stored in due.items():
-            params, buffers = self._versions.read(stored)
+            params, buffers = versions.read(stored)
             with _task_errors(self._executor.task):
                 metrics, histograms = evaluate_model(
-                    self._executor, self._plan, self._client, params[: self._size], buffers, stored.counters
+                    self._executor, self._plan, self._client, params[:size], buffers, stored.counters
                 )
             found.append(HoldoutResult(version, metrics, histograms))
         return found

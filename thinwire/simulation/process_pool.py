@@ -84,7 +84,11 @@ class Worker:
 
 
 def require_processes(processes: int, task: LoadedTask, debug: bool) -> None:
-    """Raise `UsageError` if several processes cannot execute the task."""
+    """Raise `UsageError` if there is no process, or if several processes cannot execute the task."""
+    if processes < 1:
+        raise UsageError(
+            f"processes = {processes} is not valid", why="clients work in one process or more", hint="processes=1"
+        )
     if processes == 1:
         return
     if debug:
@@ -101,11 +105,16 @@ def require_processes(processes: int, task: LoadedTask, debug: bool) -> None:
 
 @dataclass
 class ProcessExecutor:
-    """Executes the work of a population's clients in `count` worker processes; none of them remains after `close`."""
+    """Executes the work of a population's clients in `count` worker processes; none of them remains after `close`.
+
+    With `early`, clients work before their turn. Otherwise they work one after the other, as in one process: a client
+    must not work on an assignment that is withdrawn before its turn, if that changes its later replies.
+    """
 
     spec: str  # NAME=MODULE
     population: ClientPopulation
     count: int
+    early: bool = True
     _workers: list[Worker] = field(init=False, default_factory=list)
     _queue: deque[Job] = field(init=False, default_factory=deque)
     _done: dict[Key, TimedReply] = field(init=False, default_factory=dict)
@@ -123,8 +132,8 @@ class ProcessExecutor:
 
     @property
     def lookahead(self) -> int:
-        """Return how many assignments are submitted before their turn: enough that no worker is idle."""
-        return 2 * self.count
+        """Return how many assignments are submitted before their turn: enough that no worker is idle, or none."""
+        return 2 * self.count if self.early else 0
 
     def submit(self, index: int, delivery: Delivery) -> None:
         """Queue an assignment of client `index`, and send it to a worker if one is free."""

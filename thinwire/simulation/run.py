@@ -69,7 +69,7 @@ def simulate(
     *,
     clients: int = 20,
     split: str = "iid",
-    data: Path | None = None,
+    data: str | Path | None = None,
     seed: int | None = None,
     debug: bool = False,
     processes: int = 1,
@@ -121,7 +121,7 @@ def simulate(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         where = AggregatorHome.under(folder if home is None else Path(home), durable=home is not None)
         store = stack.enter_context(Store.open(where.database, durable=where.durable))
-        client = ClientInfo(data=data, split=split, seed=read.run.seed)
+        client = ClientInfo(data=None if data is None else Path(data), split=split, seed=read.run.seed)
         code = loaded(task, read)
         first = initial_model(code, read.run.seed, read.local.personal_layers)
         if first.left_out:
@@ -203,6 +203,7 @@ def run_sim(
         require_data(task, population)
         require_metrics(plan, task, population)
         made = first or initial_model(task, plan.run.seed, plan.local.personal_layers)
+        holdout = SimulatedHoldout.of(plan, task, client, home, made.layout)
         about = {
             "clients": clients, "split": client.split, "seed": client.seed, "step_s": list(step_s),
             "data": str(client.data.absolute()) if client.data else "", "layout": made.layout.digest,
@@ -224,14 +225,14 @@ def run_sim(
         if state is None:
             stack.enter_context(store.gathering(run_id))
         stack.enter_context(rare_full_collections())
-        batched = withdraws_none(plan) and not step_s and state is None
-        executor = stack.enter_context(client_executor(task, population, processes, state is not None, batched))
+        in_order = withdraws_none(plan) and not step_s
+        batched, early = in_order and state is None, in_order or not keeps_values(plan, task)
+        executor = stack.enter_context(client_executor(task, population, processes, state is not None, batched, early))
         never_late = plan.cohort.deadline_s == "auto" and not step_s
         simulated = SimulatedClients(
             fleet, clock, task, population, executor, never_late=never_late, last_replied=last_replied
         )
         fleet.pump = simulated.step
-        holdout = SimulatedHoldout.of(plan, task, client, store, home, run_id)
 
         def observe(event: Event) -> None:
             on_event(event)
@@ -257,20 +258,26 @@ def withdraws_none(plan: RunPlan) -> bool:
     return is_sequential and not plan.cohort.over_select and not plan.is_protected
 
 
+def keeps_values(plan: RunPlan, task: LoadedTask) -> bool:
+    """Return True if a client's training changes values of its own that it evaluates the next model with."""
+    local = plan.local
+    return bool(local.personal_layers) or local.buffers == "local" or task.optional("train") is not None
+
+
 @contextlib.contextmanager
 def client_executor(
-    task: LoadedTask, population: ClientPopulation, processes: int, shared: bool, batched: bool
+    task: LoadedTask, population: ClientPopulation, processes: int, shared: bool, batched: bool, early: bool
 ) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards.
 
     With `shared`, each commit of a client is written to disk for a later process. With `batched`, clients of this
-    process may work before their turn (`SerialExecutor`).
+    process may work before their turn (`SerialExecutor`), with `early` those of others (`ProcessExecutor`).
     """
     if processes == 1:
         with keep_generators(), note_signals():
             yield SerialExecutor(population, InProcessExecutor(task, population.client.device), shared, batched)
         return
-    executor = ProcessExecutor(task.spec, population, processes)
+    executor = ProcessExecutor(task.spec, population, processes, early)
     try:
         yield executor
     finally:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import multiprocessing
+import os
 import signal
+import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,17 +18,26 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from thinwire.client.task import load_task, parse_split
+import thinwire
+from thinwire.aggregation import codecs, optimizers, reductions
+from thinwire.client.task import LoadedTask, load_task, parse_split
 from thinwire.client.train.runtime import use_threads
-from thinwire.core.errors import DataLost, NotWritten, ThinwireError
+from thinwire.compression.catalog import steps
+from thinwire.core.errors import CodecError, DataLost, NotWritten, ThinwireError
 from thinwire.core.plan import RunPlan
+from thinwire.core.plan_names import CODECS, OPTIMIZERS, REDUCTIONS, named_in
+from thinwire.core.registry import Registry
 from thinwire.reports.sweep_results import Trial, TrialSpec, TrialStore
 from thinwire.simulation.history import RunFailed
 from thinwire.simulation.run import simulate
 
 OLD_DEFAULTS = {"cohort": {"max_weight": "none"}}  # of keys that are newer than some stored results
+REGISTRIES: dict[str, Registry[Any]] = {CODECS: steps, OPTIMIZERS: optimizers, REDUCTIONS: reductions}
+INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
+NOT_OWN = (Path(sysconfig.get_path("stdlib")), Path(thinwire.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -37,14 +51,57 @@ class Sweep:
     def of(cls, task: str, plans: Sequence[RunPlan], clients: int, split: str, data: Path | None = None) -> Sweep:
         """Return the sweep of these plans, without duplicates; raise `UsageError` for a split that is not valid."""
         parse_split(split)
-        digest, place = load_task(task).source_digest, str(data.absolute()) if data else ""
-        specs = [TrialSpec(plan.to_json(), clients, split, place, digest) for plan in plans]
+        code, place = load_task(task), str(data.absolute()) if data else ""
+        specs = [
+            TrialSpec(plan.to_json(), clients, split, place, code.source_digest, code_digest(code, plan))
+            for plan in plans
+        ]
         return cls(task, tuple({one.digest: one for one in specs}.values()))
 
     def missing(self, trials: TrialStore) -> list[TrialSpec]:
-        """Return the runs that have no result in `trials` yet."""
-        finished = trials.all()
-        return [one for one in self.specs if one.digest not in finished]
+        """Return the runs that have no result in `trials` yet, and those that failed: the cause may be repaired."""
+        done = {digest for digest, trial in trials.all().items() if trial.status == "done"}
+        return [one for one in self.specs if one.digest not in done]
+
+
+def code_digest(task: LoadedTask, plan: RunPlan) -> str:
+    """Return the digest of the user's code outside of the task's file that a run depends on; "" if there is none.
+
+    It covers the codecs, reductions and optimizers that the plan names, and the modules that these and the task have
+    imported. Installed packages are left out, as is this program.
+    """
+    things: list[Any] = [task.module]
+    for name in named_in(plan, codecs.own_names()):
+        with contextlib.suppress(CodecError):  # a word in a pattern of tensors is no codec
+            things.append(REGISTRIES[name.group].find(name.name) if name.group else None)
+    folder, others = Path(task.file).parent, {one.module for kind in REGISTRIES.values() for one in kind.outside()}
+    modules = [module for name, module in sys.modules.items() if name not in others]  # the plan may not name those
+    things += [module for module in modules if folder in Path(_file(module)).parents]
+    found = dict[str, str]()
+    while things:
+        module = _module_of(things.pop())
+        if (file := _file(module)) not in found and _is_own(file):
+            found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            things += vars(module).values()
+    found.pop(task.file, None)
+    told = sorted((Path(file).name, digest) for file, digest in found.items())
+    return hashlib.sha256(repr(told).encode()).hexdigest() if told else ""
+
+
+def _module_of(thing: Any) -> Any:
+    """Return a module itself; else the module that defines a function, a class or the class of an object, or None."""
+    name = getattr(thing, "__module__", None)
+    return thing if isinstance(thing, ModuleType) else sys.modules.get(name) if isinstance(name, str) else None
+
+
+def _file(module: Any) -> str:
+    return os.path.abspath(file) if isinstance(file := getattr(module, "__file__", None), str) else ""
+
+
+def _is_own(file: str) -> bool:
+    """Return True for Python source that is part neither of Python, nor of an installed package, nor of Thinwire."""
+    path = Path(file)
+    return path.suffix == ".py" and not INSTALLED & {*path.parts} and not {*NOT_OWN} & {*path.parents}
 
 
 def grid(axes: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Iterator[dict[str, str]]:

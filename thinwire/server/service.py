@@ -273,7 +273,7 @@ class Service:
         return 0
 
     def closing(self) -> bool:
-        """Return True if the service is to end; a command that cannot be answered now counts at a later call."""
+        """Return True if the service is to end; a command that the database does not let it answer counts later."""
         try:
             return self.ending.is_set() or self.commands.stop_service(self.disk.with_reserve)
         except Unreachable as error:

@@ -24,7 +24,7 @@ EXIT_CODES = {
     1: "failed",
     2: "the command line is not valid",
     3: "the plan or the task is wrong",
-    4: "the other end does not answer, or an address is not available to listen on",
+    4: "the other end or the database does not answer, or an address is not available to listen on",
     5: "the other end answers, and refuses",
     6: "too few clients",
     7: "the privacy budget of the clients is spent",

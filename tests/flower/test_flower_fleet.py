@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,8 +18,9 @@ from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import envelope, join, polled, pulled, until
 from tests.support.transport_doubles import Place
 from thinwire.core.errors import Unreachable
-from thinwire.core.fleet import ClientConnected, Envelope
+from thinwire.core.fleet import ClientConnected, ClientDisconnected, Envelope
 from thinwire.core.types import Assignment
+from thinwire.flower import FlowerFleet
 from thinwire.store import FileSpool, Store
 
 STOP = Envelope("pi-1", Assignment("stop-1", "digits-1", "digits", "stop", ""))
@@ -74,6 +78,25 @@ class TestFlowerFleet(FleetLaws):
         assert pulled(link).assignment.kind == "stop"
         link.close()  # and it never says that it has it
         assert join(setting, "pi-1").pull(0.1) is None
+
+
+def test_a_device_goes_offline_although_the_certificate_could_not_be_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = threading.Event()
+
+    def renew(_fleet: FlowerFleet) -> None:
+        failed.set()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(FlowerFleet, "_renew", renew)
+    with on_the_store(tmp_path, grace_s=0.1) as setting:
+        assert failed.wait(30)
+        link = join(setting, "pi-1")
+        polled(setting.fleet, ClientConnected)
+        link.close()
+        assert polled(setting.fleet, ClientDisconnected).device == "pi-1"
+    assert "a task of the device API failed" in caplog.text
 
 
 @contextlib.contextmanager

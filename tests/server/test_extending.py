@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from tests.support.several_runs import Site, steady
 from thinwire.aggregation.server_optimizers import server_rate
 from thinwire.core import RunPlan
 from thinwire.core.errors import BudgetSpent, PlanError, Refused
-from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, RunStatusChanged
+from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.run_events import RunExtended
 from thinwire.server import command_queue
 from thinwire.server.run_extension import extend_run
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import empty_state
+from thinwire.store import Store
 from thinwire.store.read_models import CommandRow
 
 SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3}
@@ -144,6 +146,26 @@ def test_a_service_carries_the_command_out_and_once_only(tmp_path: Path) -> None
     assert site.store.commands.result(command) == {"done": True, "rounds": 5}
     assert site.store.run(run_id).rounds_closed == 5
     assert len(site.events(run_id, RunExtended)) == 1
+
+
+def test_a_refusal_reads_no_journal_and_an_extension_reads_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, steady(SPEEDS))
+    run_id = site.submit()
+    site.serve()
+    stream, begins = Store.stream, list[int]()
+
+    def streamed(store: Store, one: str, after: int = 0) -> Iterator[tuple[int, Event]]:
+        begins.append(after)
+        return stream(store, one, after)
+
+    monkeypatch.setattr(Store, "stream", streamed)
+    with pytest.raises(Refused):
+        extended(site, run_id, run__seed="2")
+    assert begins == []
+    extended(site, run_id)
+    assert begins == [0]
 
 
 def test_a_refusal_is_the_result_of_the_command(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.server.test_run_notices import serves
 from tests.support.filled_store import new_run
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core import disk_reserve
-from thinwire.core.errors import NotWritten, PlanError, Refused, TaskError, ThinwireError
+from thinwire.core.errors import DataLost, NotWritten, PlanError, Refused, TaskError, ThinwireError, Unreachable
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
@@ -208,23 +208,51 @@ def test_the_layout_is_the_one_that_most_devices_report_and_else_that_of_the_new
     assert (found.devices, found.report.source_digest, found.report.tensors) == (("a", "b"), "f" * 64, "")
 
 
-def test_a_start_that_a_full_disk_stopped_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stepped(bench: Bench, steps: int) -> None:
+    """Let a starter carry out the open commands so many times."""
+    starter = submit.RunStarter(bench.store, bench.home)
+    for _ in range(steps):
+        starter.step(bench.store.commands.pending())
+        starter._worker.submit(lambda: None).result(30)
+    starter.close()
+
+
+@pytest.mark.parametrize("kind", [NotWritten, Unreachable])
+def test_a_start_that_the_disk_or_the_database_stopped_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[ThinwireError]
+) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
     number, tries = commanded(bench, init=f"run:{bench.run_id}@0"), list[int]()
 
     def full(*given: Any) -> str:
         tries.append(1)
         if len(tries) == 1:
-            raise NotWritten("cannot write", hint="free some space")
+            raise kind("cannot write")
         return start(*given)
 
     monkeypatch.setattr(submit, "start", full)
-    starter = submit.RunStarter(bench.store, bench.home)
-    for _ in range(2):
-        starter.step(bench.store.commands.pending())
-        starter._worker.submit(lambda: None).result(30)
-    starter.close()
+    stepped(bench, 2)
     assert (len(tries), (bench.store.commands.result(number) or {}).get("done")) == (2, True)
+
+
+@pytest.mark.parametrize("defect", [False, True])
+def test_a_refusal_that_could_not_be_recorded_is_recorded_at_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: bool
+) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1})
+    number, answer, tries = commanded(bench, init="run:nothing@0"), bench.store.commands.answer, list[int]()
+
+    def failing(*given: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise DataLost("cannot use the database")
+        answer(*given)
+
+    if defect:
+        monkeypatch.setattr(submit, "start", lambda *given: 1 // 0)
+    monkeypatch.setattr(bench.store.commands, "answer", failing)
+    stepped(bench, 2)
+    assert (bench.store.commands.result(number) or {}).get("done") is False
 
 
 def test_a_restored_run_whose_devices_keep_a_state_with_it_is_ended(tmp_path: Path) -> None:

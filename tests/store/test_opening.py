@@ -137,6 +137,29 @@ def test_a_server_that_ends_a_statement_is_not_called_unreachable(postgres: OwnT
         Store.open("postgresql://nobody@127.0.0.1:1/none")
 
 
+def test_a_database_that_another_process_keeps_busy_is_only_unreachable(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_S", 0.1)
+    with Store.open(address) as first, Store.open(address) as second:
+        with first._database.writing(), pytest.raises(Unreachable, match="cannot use the database") as busy:
+            second.commands.add("stop-service")
+        assert second.commands.add("stop-service"), "it is free again"
+    assert busy.value.why
+
+
+def test_a_server_that_falls_silent_is_given_up(postgres: OwnTables) -> None:
+    def settings(url: str) -> dict[str, str]:
+        with Store.open(url) as store, contextlib.closing(store._database.engine.raw_connection()) as connection:
+            assert connection.driver_connection is not None
+            return dict(connection.driver_connection.info.get_parameters())
+
+    postgres.empty()
+    assert settings(postgres.url).items() >= {key: str(value) for key, value in database.SILENCE.items()}.items()
+    chosen = settings(f"{postgres.url}?connect_timeout=3")
+    assert (chosen["connect_timeout"], chosen["keepalives_idle"]) == ("3", "10"), "the operator's own value counts"
+
+
 def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="psycopg") as missing:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from tests.support.reasons import noted, sentences
 from tests.support.store_agreement import assert_is_replayed, assert_sums_agree, empty_store, shown
 from tests.support.store_story import DENSE, accepted, closed, dropped, header, histories, new_run, opened, status
-from thinwire.core.errors import NotFound
+from thinwire.core.errors import NotFound, NotWritten
 from thinwire.core.events import (
     ClientFailed,
     Evaluated,
@@ -19,6 +19,7 @@ from thinwire.core.events import (
     RoundClosed,
     RoundOpened,
     RunNoted,
+    RunStatusChanged,
     UpdateAggregated,
     UpdateDropped,
 )
@@ -219,3 +220,23 @@ def test_events_of_another_run_keep_its_id_while_one_run_gathers(store: Store) -
         for run_id in (gathers, other)
     }
     assert texts == {gathers: ["of the one", "of the one again"], other: ["of the other"]}
+
+
+def test_gathered_events_stay_when_they_could_not_be_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full at the end of a round, and has space again at the end of the run."""
+
+    def refused() -> None:
+        raise NotWritten("cannot use the database", why="database or disk is full")
+
+    run_id = new_run(store)
+    with store.gathering(run_id):
+        store.record(run_id, [status("waiting")])  # written at once
+        before = store.last_seq()
+        store.record(run_id, [RunNoted(1.0, noted("gathered"))])
+        with monkeypatch.context() as full, pytest.raises(NotWritten):
+            full.setattr(store._database, "writing", refused)
+            store.record(run_id, [status("waiting", 2.0)])
+        assert store.last_seq() == before
+        store.record(run_id, [status("failed")])
+    found = [event for _, event in store.events(run_id, before)]
+    assert [type(event) for event in found] == [RunNoted, RunStatusChanged]

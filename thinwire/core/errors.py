@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 
 def numbered(texts: Sequence[str], whats: Sequence[str] = ()) -> str:
@@ -133,6 +133,10 @@ class NotWritten(DataLost):
     """A write failed because the disk is full or read-only; existing data is unchanged, so the write can be retried."""
 
     exit_code = 1
+
+
+TRANSIENT: Final = (NotWritten, Unreachable)
+"""Errors of a store after which the same call may succeed later: the disk is full, or the database does not answer."""
 
 
 class TooLittleSpace(ThinwireError):

@@ -113,6 +113,7 @@ class FlowerFleet:
         )  # fmt: skip
         self._addresses = directory / ADDRESSES if directory else None
         self._heard_file, self._heard = directory / HEARD if directory else None, dict[str, float]()
+        self._renewed_at = self._heard_at = -math.inf  # times of the event loop; they outlast an error of `_background`
         self._listener.wires.known = _read_known(self._addresses)
         self._listener.start()
 
@@ -283,21 +284,20 @@ class FlowerFleet:
     async def _background(self) -> None:
         """Notice offline and renamed devices, store addresses and renew the certificate, for ever."""
         loop = asyncio.get_running_loop()
-        renewed_at, next_write_at = -math.inf, loop.time()
         while True:
             self._presence.sweep()
             with suppress(ThinwireError):  # of the database: the next sweep may reach it
                 self._presence.renamed(self._roster.rows())
             if self._addresses is not None and self._listener.wires.known.changed:
                 await asyncio.to_thread(self._keep_known, self._listener.wires.known.to_bytes())
-            if self._heard_file is not None and loop.time() >= next_write_at:
-                next_write_at = loop.time() + self._heard_s
+            if self._heard_file is not None and loop.time() >= self._heard_at + self._heard_s:
+                self._heard_at = loop.time()
                 if (heard := self._presence.last_seen()) != self._heard:
                     self._heard, ahead = heard, self._clock.wall() - self._clock.now()
                     walls = {name: at + ahead for name, at in heard.items()}
                     await asyncio.to_thread(write_heard, self._heard_file, walls)
-            if loop.time() >= renewed_at + RENEW_S:
-                renewed_at = loop.time()
+            if loop.time() >= self._renewed_at + RENEW_S:
+                self._renewed_at = loop.time()
                 await asyncio.to_thread(self._renew)
             await asyncio.sleep(self._sweep_s)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from thinwire.core.errors import ThinwireError
+from thinwire.core.errors import ThinwireError, Unreachable
 from thinwire.server.context import StopCommand
 from thinwire.store import CommandRow, Commands
 
@@ -29,9 +29,14 @@ class CommandQueue:
         self._paused = set[str]()
 
     def _pending(self) -> list[CommandRow]:
-        """Return the unanswered commands, read from the store at most every COMMANDS_READ_S seconds."""
+        """Return the unanswered commands, read from the store at most every COMMANDS_READ_S seconds.
+
+        While the database does not answer, they are those of the last read.
+        """
         if time.monotonic() - self._read_at >= COMMANDS_READ_S:
-            self._open, self._read_at = self._commands.pending(), time.monotonic()
+            with contextlib.suppress(Unreachable):
+                self._open = self._commands.pending()
+            self._read_at = time.monotonic()
         return self._open
 
     def stop_service(
@@ -42,10 +47,10 @@ class CommandQueue:
         The command is answered in the context `answering`.
         """
         if not self._ending and (found := self.about_runs("stop-service")):
-            self._ending = True
             with answering():
                 for command in found:
                     self.answer(command, {})
+            self._ending = True
         return self._ending
 
     def stop_command(self, run_id: str) -> StopCommand:

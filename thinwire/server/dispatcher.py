@@ -11,6 +11,10 @@ journals before it acts, so it can wait in the middle of a write: `RunFleet.wait
 then repeats the write. Meanwhile no driver gets a turn, and the clock of all runs is stopped. No decision is made and
 no reply is lost: replies that arrive stay in the mailboxes, and a device sends an upload again that the disk refused.
 Without a reserve (simulations, tests) `NotWritten` is raised.
+
+A driver that raised an error, for example because the database did not answer, begins again from the journal if its run
+is not over. It gets the replies again that the last driver had polled and not acknowledged, as after a restart of the
+aggregator, which finds them in the spool.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from greenlet import getcurrent, greenlet
 
 from thinwire.core.clock import Clock, StoppableClock
 from thinwire.core.disk_reserve import Reserve
-from thinwire.core.errors import NotFound, NotWritten
+from thinwire.core.errors import TRANSIENT, NotFound, NotWritten, Unreachable
 from thinwire.core.events import ENDED, Event
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivered, Fleet
 from thinwire.core.run_events import DiskFilled, DiskFreed
 from thinwire.core.statedir import ON_FULL_DISK
-from thinwire.core.types import Failure, PhaseReply, ReplyHeader
+from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId
 from thinwire.server.context import MIN_WAIT_S, POLL_S
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
@@ -82,7 +86,7 @@ class FullDisk:
 
     def _record(self, event: Event) -> None:
         """Journal an event, if the disk takes it; the reserve's mark on the disk says the same."""
-        with contextlib.suppress(NotWritten):
+        with contextlib.suppress(*TRANSIENT):
             self.store.record_own(event)
 
 
@@ -93,11 +97,12 @@ class RunFleet:
     """The fleet as the driver of one run sees it: `poll` suspends the driver, and returns what arrived for its run."""
 
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
-        self.send, self.open, self.ack, self.cancel = fleet.send, fleet.open, fleet.ack, fleet.cancel
+        self.send, self.open, self.cancel = fleet.send, fleet.open, fleet.cancel
         self.revoke_access, self.drop_uploads = fleet.revoke_access, fleet.drop_uploads
-        self._clock = clock
+        self._fleet, self._clock = fleet, clock
         self.disk: FullDisk | None = None  # what a write does if the disk is full; None: it raises
         self.mailbox: list[Arrival] = []
+        self.unacked: dict[UpdateId, ReplyHeader] = {}  # replies that the driver has polled
         self.due_at = -math.inf  # time at which the driver continues even if nothing has arrived
 
     def poll(self, wait_s: float) -> list[Arrival]:
@@ -105,7 +110,14 @@ class RunFleet:
         self.due_at = self._clock.now() + wait_s
         self._suspend()
         arrived, self.mailbox = self.mailbox, []
+        self.unacked |= {one.update_id: one for one in arrived if isinstance(one, ReplyHeader)}
         return arrived
+
+    def ack(self, update_ids: Sequence[UpdateId]) -> None:
+        """Delete replies, which are decided, from the spool."""
+        self._fleet.ack(update_ids)
+        for update_id in update_ids:
+            self.unacked.pop(update_id, None)
 
     def wait_for_disk(self, error: NotWritten) -> None:
         """Suspend the driver in the middle of a write until the disk has space; raise `error` if the service ends.
@@ -259,11 +271,14 @@ class Dispatcher:
             self.fleet.ack([reply.update_id])
 
     def _is_active(self, run_id: str) -> bool:
+        """Return True if a run is not over, or if the database does not answer now: then nothing is deleted."""
         try:
             row = self.store.run(run_id)
             return row.run_id == run_id and row.status not in ENDED
         except NotFound:
             return False
+        except Unreachable:
+            return True
 
     def _run_driver(self, driver: Driver) -> None:
         """Let a driver work until it polls again, returns or raises."""
@@ -281,7 +296,7 @@ class Dispatcher:
         """Report the drivers that returned or raised, after all others have handled the same arrivals."""
         while self._returned:
             driver, failed = self._returned.pop(0)
-            self.ended(driver.run_id, failed)
-            for arrival in driver.fleet.mailbox:
+            for arrival in [*driver.fleet.unacked.values(), *driver.fleet.mailbox]:
                 if not isinstance(arrival, ClientConnected | ClientDisconnected):
                     self._deliver(arrival)
+            self.ended(driver.run_id, failed)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import NotWritten, ThinwireError
+from thinwire.core.errors import TRANSIENT, NotWritten, ThinwireError, Unreachable
 from thinwire.core.events import ENDED, AssignmentDelivered, DeviceOffline, DeviceOnline, Event, RunStatusChanged
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Fleet
 from thinwire.core.formatting import counted
@@ -29,8 +29,8 @@ PROCESSES_CHECK_S = 5.0  # period of the check for processes of simulations that
 OnEvent = Callable[[str, Event], None]
 
 
-def raise_error(error: NotWritten) -> None:
-    """Raise the error: nobody waits for the disk."""
+def raise_error(error: NotWritten | Unreachable) -> None:
+    """Raise the error: nobody waits for the disk or the database."""
     raise error
 
 
@@ -102,7 +102,7 @@ class UndrivenCommands:
             assert self._home is not None
             try:
                 (self._remove if command.kind == "delete-run" else self._extend)(command, self._home)
-            except NotWritten:
+            except TRANSIENT:
                 raise
             except Exception as error:  # would else end the service, and each next start of it
                 traceback.print_exception(error)
@@ -121,7 +121,7 @@ class UndrivenCommands:
             return
         except StopIteration:
             result: dict[str, Any] = {}
-        except NotWritten:
+        except TRANSIENT:
             del self._removals[command.id]
             raise
         except ThinwireError as error:
@@ -134,7 +134,7 @@ class UndrivenCommands:
         try:
             row = extend_run(self._store, home, command, self._clock.wall)
             result: dict[str, Any] = {"rounds": row.rounds_total}
-        except NotWritten:
+        except TRANSIENT:
             raise
         except ThinwireError as error:
             result = error.as_result()
@@ -158,8 +158,8 @@ class RecordingFleet:
         self._revoking: list[CommandRow] = []
         self._home, self._processes_checked_at = home, -PROCESSES_CHECK_S
         self._deliveries_written_at = -DELIVERIES_WRITE_S  # time at which deliveries were written last
-        self._unrecorded = list[Arrival]()  # since the disk was full
-        self.on_full: Callable[[NotWritten], None] = raise_error  # what to do where the disk is full
+        self._unrecorded = list[Arrival]()  # since the disk was full, or the database did not answer
+        self.postpone: Callable[[NotWritten | Unreachable], None] = raise_error  # what to do in both cases
         self._online = set[str]()  # devices that are recorded as online
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
@@ -177,24 +177,25 @@ class RecordingFleet:
     def poll(self, wait_s: float) -> list[Arrival]:
         """Carry out the commands, then return the arrivals of the fleet, with connections recorded.
 
-        On a full disk the commands stay for the next call, and so do the arrivals that could not be recorded.
+        On a full disk, or while the database does not answer, the commands stay for the next call, and so do the
+        arrivals that could not be recorded.
         """
         quick = False  # whether there is more to do at once
         try:
             for step in (self._revoke, self.undriven.change_undriven, self.undriven.change_ended, self._end_abandoned):
                 step()
             quick = bool(self._revoking) or self.undriven.is_deleting
-        except NotWritten as error:
-            self.on_full(error)
+        except TRANSIENT as error:
+            self.postpone(error)
         arrivals, recorded = [*self._unrecorded], list[Arrival]()
         arrivals += self._fleet.poll(0.0 if quick else wait_s)
         self._unrecorded = []
         for place, arrival in enumerate(arrivals):
             try:
                 self._connection(arrival)
-            except NotWritten as error:
+            except TRANSIENT as error:
                 self._unrecorded = arrivals[place:]
-                self.on_full(error)
+                self.postpone(error)
                 break
             recorded.append(arrival)
         self._note_deliveries()
@@ -233,15 +234,15 @@ class RecordingFleet:
             self.write_deliveries()
 
     def write_deliveries(self) -> None:
-        """Write the pending delivery events; if the disk is full, the next call tries again."""
-        with contextlib.suppress(NotWritten):
+        """Write the pending delivery events; if the store does not take them now, the next call tries again."""
+        with contextlib.suppress(*TRANSIENT):
             self._store.record_noted()
 
     def _end_abandoned(self) -> None:
-        """End the runs whose own process died; if the disk is full, the next call tries again."""
+        """End the runs whose own process died; if the store does not take that now, the next call tries again."""
         if self._home is not None and self._clock.now() - self._processes_checked_at >= PROCESSES_CHECK_S:
             self._processes_checked_at = self._clock.now()
-            with contextlib.suppress(NotWritten):
+            with contextlib.suppress(*TRANSIENT):
                 end_abandoned(self._store, self._home)
 
     def _revoke(self) -> None:

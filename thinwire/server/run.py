@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients, TooLittleSpace
+from thinwire.core.errors import TRANSIENT, ThinwireError, TooFewClients, TooLittleSpace
 from thinwire.core.events import ENDED, Event, RoundOpened
 from thinwire.core.fleet import ClientDisconnected, Fleet
 from thinwire.core.formatting import counted
@@ -66,10 +66,11 @@ def drive(
     devices. `holdout` has the evaluations of a plan with `[run] evaluate = "holdout"`.
 
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
-    disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
+    disk `NotWritten` is raised, and `Unreachable` if the database does not answer; the run is left unchanged, and the
+    next driver resumes it.
 
     A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no aggregator resumes
-    it. Therefore `NotWritten` ends it as failed, unless it outlives its process.
+    it. Therefore these two end it as failed, unless it outlives its process.
     """
     online, leases = online or ConnectedDevices(), leases or DeviceLeases()
     running = RunContext(run_id, store, fleet, home, clock, online, leases, commands, on_event, mode_of)
@@ -88,7 +89,7 @@ def drive(
             if running.run_state.status in ENDED:  # only the last evaluation decides which version is the best
                 _prune_versions(running)
     except ThinwireError as error:
-        if isinstance(error, NotWritten) and (not running.simulated or home.simulation(run_id).exists()):
+        if isinstance(error, TRANSIENT) and (not running.simulated or home.simulation(run_id).exists()):
             raise
         running.mode.abort(running)
         close(running, "failed", f"{error}; try: {error.hint}" if error.hint else str(error), error.exit_code)

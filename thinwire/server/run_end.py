@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from thinwire.core.errors import DataLost
+from thinwire.core.errors import TRANSIENT, DataLost
 from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
 from thinwire.core.formatting import counted
@@ -71,11 +71,16 @@ def close(running: RunContext, status: RunStatus, text: str, exit_code: int = 0)
 
 
 def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
-    """Record the end of a run, and the outcomes of its assignments, when its driver could not start or raised."""
+    """Record the end of a run, and the outcomes of its assignments, when its driver could not start or raised.
+
+    Raise `Unreachable` if the database does not answer: the outcomes are in the journal, which can be read later.
+    """
     try:
         run_state, later = snapshot.restore(store, run_id, RunState())
         for _, event in later:
             run_state.apply(event)
+    except TRANSIENT:
+        raise
     except Exception:  # the journal itself may be unreadable: then only the end of the run is recorded
         run_state = RunState()
     store.record(run_id, run_state.ledger.with_end(end, run_state.elapsed_s, run_state.first.open))

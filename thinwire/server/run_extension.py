@@ -45,6 +45,7 @@ CHANGEABLE: Final = frozenset({  # keys that decide nothing about rounds that ar
     "local.epochs", "local.batch", "server.lr", "server.lr_end", "server.lr_warmup", "server.schedule",
     "server.schedule_rounds", "run.fraction_evaluate",
 })  # fmt: skip
+MAX_EXTENSIONS = 10  # the newest ones: a command that was not answered can only have made one of them
 SPENDING: Final = frozenset({  # of those, what the cost of a private round may follow from
     "cohort.clients", "cohort.min_updates", "cohort.over_select", "local.steps", "local.epochs", "local.batch",
 })  # fmt: skip
@@ -60,7 +61,8 @@ def extend_run(
     Raise `Refused`, `PlanError` or `BudgetSpent` with the reason if the run does not go on; nothing is changed then.
     """
     row = store.run(command.run_id)
-    if any(isinstance(one, RunExtended) and one.command_id == command.id for _, one in store.stream(row.run_id)):
+    extensions = store.newest_events(row.run_id, MAX_EXTENSIONS, {RunExtended})
+    if any(isinstance(one, RunExtended) and one.command_id == command.id for _, one in extensions):
         return row
     rounds, sets = int(command.args["rounds"]), dict[str, str](command.args.get("sets") or {})
     old = RunPlan.from_json(row.plan)

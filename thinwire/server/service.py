@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import threading
 import traceback
@@ -31,7 +32,7 @@ from thinwire.aggregation.server_optimizers import optimizers
 from thinwire.compression.catalog import steps
 from thinwire.core.clock import Clock, RealClock, StoppableClock
 from thinwire.core.disk_reserve import Reserve
-from thinwire.core.errors import NotFound, NotWritten, ThinwireError
+from thinwire.core.errors import TRANSIENT, NotFound, NotWritten, ThinwireError, Unreachable
 from thinwire.core.events import Event, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Fleet
 from thinwire.core.formatting import Reason, size
@@ -62,7 +63,10 @@ BYTES_A_PARAMETER = 8  # no codec sends more: an index of four bytes and a float
 BYTES_A_PART = 160  # of a header: its name, its length, 64 hex digits
 BYTES_A_COUNTER = 32  # without its name: 20 digits and the JSON around them
 MIN_HEADER_CLIENTS = 100  # clients whose shares fit into a header of any secure run
+RETRY_S = 5.0  # after the database did not answer, until runs without a driver begin
 UNKNOWN_RUN_LIMIT = ReplyLimit(BASE_BYTES, identity=None)  # for assignments of unknown runs
+
+log = logging.getLogger("thinwire.service")
 
 
 def limit_of(plan: RunPlan, layout: Layout, enrolled: int = 0) -> ReplyLimit:
@@ -200,7 +204,8 @@ def serve(
     The rounds of several runs go on at once, as many as `settings` allow and as fit into `memory_bytes` (None: no
     limit). The next start resumes runs in progress. A run that fails through a defect of Thinwire is marked failed,
     with the traceback on stderr, and the others go on. A full disk pauses all runs; without a `reserve` it raises
-    `NotWritten`. `on_event` gets what was recorded: of a run with its id, of a device with "".
+    `NotWritten`. A run whose driver the database did not answer begins again from its journal when it answers.
+    `on_event` gets what was recorded: of a run with its id, of a device with "".
     """
     service = Service(
         fleet, store, home, StoppableClock(clock or RealClock()), ending or threading.Event(), settings,
@@ -231,7 +236,8 @@ class Service:
         self.disk = FullDisk(store, clock, self.reserve, self.closing)
         self.recording_fleet = RecordingFleet(self.fleet, store, clock, self.commands, self.home, self.on_event)
         self.dispatcher = Dispatcher(self.recording_fleet, store, clock, self.leases, self._ended, self.disk)
-        undriven, self.recording_fleet.on_full = self.recording_fleet.undriven, self.disk.pause_runs
+        undriven, self.recording_fleet.postpone = self.recording_fleet.undriven, self._postpone
+        self._begins_at = -math.inf  # time from which runs without a driver may begin
         undriven.driven, undriven.online = self.dispatcher.drivers, self.dispatcher.online
         undriven.with_reserve = self.disk.with_reserve
 
@@ -255,17 +261,34 @@ class Service:
                             starter.step(new)
                         if self.retention is not None:
                             self.retention.step()
-                        self._admit()
+                        if self.clock.inner.now() >= self._begins_at:
+                            self._admit()
                     self.dispatcher.step(POLL_S)
-                except NotWritten as error:
-                    self.disk.pause_runs(error)
+                except TRANSIENT as error:
+                    self._postpone(error)
+                    if isinstance(error, Unreachable):
+                        self.dispatcher.receive(POLL_S)
             self.dispatcher.finish()
         self.recording_fleet.write_deliveries()
         return 0
 
     def closing(self) -> bool:
-        """Return True if the service is to end."""
-        return self.ending.is_set() or self.commands.stop_service(self.disk.with_reserve)
+        """Return True if the service is to end; a command that the database does not let it answer counts later."""
+        try:
+            return self.ending.is_set() or self.commands.stop_service(self.disk.with_reserve)
+        except Unreachable as error:
+            self._postpone(error)
+            return False
+
+    def _postpone(self, error: NotWritten | Unreachable) -> None:
+        """Continue later: pause all runs on a full disk; if the database does not answer, begin no run for a while."""
+        if isinstance(error, NotWritten):
+            self.disk.pause_runs(error)
+            return
+        now = self.clock.inner.now()
+        if now >= self._begins_at:
+            log.warning("the database does not answer, and runs wait for it: %s", error)
+        self._begins_at = now + RETRY_S
 
     def _admit(self) -> None:
         """Start the runs of the queue that may run beside the others, up to the first that does not fit."""
@@ -311,7 +334,9 @@ class Service:
 
     def _ended(self, run_id: str, error: BaseException | None) -> None:
         """Record the end of a run whose driver raised."""
-        if isinstance(error, NotWritten):  # nothing can be recorded: the next start of the service goes on
+        if isinstance(error, Unreachable):  # nothing is recorded: the run begins again from its journal
+            self._postpone(error)
+        elif isinstance(error, NotWritten):  # nothing can be recorded: the next start of the service goes on
             if not (self.disk.is_full and self.closing()):
                 raise error
         elif isinstance(error, UnreadableSettings):

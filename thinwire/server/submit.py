@@ -30,7 +30,7 @@ from thinwire.aggregation.mean import BufferMean, buffer_layout, float_buffers
 from thinwire.aggregation.plan_codecs import require_rules, rungs
 from thinwire.core.disk_reserve import require_space
 from thinwire.core.equipment import GIB
-from thinwire.core.errors import NotWritten, PlanError, TaskError, ThinwireError
+from thinwire.core.errors import TRANSIENT, PlanError, TaskError, ThinwireError
 from thinwire.core.events import Event, RunStatusChanged
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import FLOAT_BYTES, Layout
@@ -188,7 +188,7 @@ class RunStarter:
         try:
             try:
                 start(self._store, self._home, command)
-            except NotWritten:
+            except TRANSIENT:
                 raise
             except ThinwireError as error:
                 self._store.commands.answer(command.id, error.as_result())
@@ -196,7 +196,7 @@ class RunStarter:
                 said = f"a defect of Thinwire: {type(error).__name__}: {error}"
                 refused = ThinwireError("the run was not started", said)
                 self._store.commands.answer(command.id, refused.as_result())
-        except NotWritten:  # the command stays, and the next step tries again: there may be space by then
+        except ThinwireError:  # the command has no answer, and the next step tries again: it may succeed by then
             self._taken.discard(command.id)
 
 

@@ -61,6 +61,8 @@ NOT_SERVING = ("08", "28", "3D", "53300", "57P")  # SQLSTATE: connection, access
 RETRYABLE = ("40", "55P03", "57014", "53200", "25006", "25P")  # conflict, lock, time limit, memory, failover, idle
 DISK_FULL = "53100"
 BUSY_S = 15.0  # longest wait for another process's transaction; ours take milliseconds
+# libpq's settings by which a silent server is given up, in seconds, the last one in milliseconds
+SILENCE = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 30_000}
 
 
 class Database:
@@ -70,7 +72,7 @@ class Database:
     statement, a tenth of the time of short ones. Within a process, writers wait for each other here, not in SQLite.
 
     Invariant: a transaction that raises changes nothing. An error of the disk raises `DataLost`; a server that does not
-    answer raises `Unreachable`.
+    answer raises `Unreachable`, as does a database that another process keeps busy for longer than BUSY_S.
     """
 
     def __init__(self, url: URL, read_only: bool, durable: bool = True) -> None:
@@ -105,7 +107,8 @@ class Database:
             if self.sqlite:
                 connection.connection.cursor().execute("BEGIN IMMEDIATE")
             else:
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
+                limit = f"set_config('lock_timeout', '{BUSY_S:g}s', true)"  # it counts from here on
+                connection.exec_driver_sql(f"SELECT {limit}, pg_advisory_xact_lock({WRITERS_LOCK})")
             yield connection
 
     def compact(self) -> None:
@@ -152,6 +155,8 @@ class Database:
             "locked": "another process keeps it busy: end that one, or wait",
         }
         hint = next((hint for sign, hint in hints.items() if sign in said), "look at the disk, or restore a backup")
+        if "locked" in said:
+            return Unreachable(f"cannot use the database {self.name}", why=said, hint=hint)
         kind = NotWritten if any(sign in said for sign in NO_MORE) else DataLost
         return kind(f"cannot use the database {self.name}", why=said, hint=hint)
 
@@ -186,21 +191,18 @@ def database_url(path_or_url: str | Path) -> URL:
 
 def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
     dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # json.dumps makes one for each call
+    as_json: dict[str, Any] = {"json_serializer": dumps, "json_deserializer": _parsed}
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, json_serializer=dumps, json_deserializer=_parsed, pool_pre_ping=True)
+        more = {key: value for key, value in SILENCE.items() if key not in url.query}
+        return create_engine(url, **as_json, pool_pre_ping=True, connect_args=more)
     path = str(url.database)
     require_its_database(Path(path))
     if not read_only:
         _private_file(Path(path))
     mode = {"uri": "true", "mode": "ro" if read_only else "rw"}
     address = url.set(drivername=DRIVER, database=f"file:{quote(path)}", query=mode)
-    options = {"compiled_cache": COMPILED_STATEMENTS}
     engine = create_engine(
-        address,
-        json_serializer=dumps,
-        json_deserializer=_parsed,
-        connect_args={"timeout": BUSY_S},
-        execution_options=options,
+        address, **as_json, connect_args={"timeout": BUSY_S}, execution_options={"compiled_cache": COMPILED_STATEMENTS}
     )
     event.listen(engine, "connect", _reader if read_only else _writer if durable else _configure_unsynced)
     return engine

@@ -239,11 +239,10 @@ class Recorder:
         self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow], snapshot: str, command_id: int
     ) -> None:
         if (gathered := self._gathered.get(run_id)) is not None:
-            gathered += events
             if not _must_be_visible(events) and time.monotonic() - self._written_at.get(run_id, 0.0) < GATHERED_S:
+                gathered += events
                 return
-            events, self._gathered[run_id] = gathered, []
-            self._written_at[run_id] = time.monotonic()
+            events, self._written_at[run_id] = [*gathered, *events], time.monotonic()
         events = [*self._noted.get(run_id, ()), *events]
         if not events:
             return
@@ -269,6 +268,8 @@ class Recorder:
                 connection.execute(unanswered.values(made))
         self._unpacked[run_id], self._known[run_id] = unpacked + len(events), projection.known
         self._noted.pop(run_id, None)
+        if gathered is not None:
+            gathered.clear()
         if any(isinstance(event, RunStatusChanged) and event.status in ENDED for event in events):
             for held in (self._facts, self._known, self._unpacked):
                 held.pop(run_id, None)

@@ -26,7 +26,7 @@ from thinwire.transport.server.http_protocol import HttpProtocol, protocol_of
 BACKLOG = 1024
 KEEP_ALIVE_S = 600  # of an idle authenticated connection: longer than a poll lasts
 CLOSING_S = 3.0  # for requests in progress when the listener stops
-WATCH_S = 1.0  # how often slow connections are searched
+WATCH_S = 1.0  # how often slow connections are searched, and until a failed task begins again
 
 log = logging.getLogger("thinwire.device_api")
 
@@ -34,7 +34,8 @@ log = logging.getLogger("thinwire.device_api")
 class Listener:
     """Listens at `host`:`port` and serves the ASGI app in a thread of its own.
 
-    `lifespan` is a context in the event loop that surrounds the listening, `background` a task that runs meanwhile.
+    `lifespan` is a context in the event loop that surrounds the listening, `background` a task that runs meanwhile; it
+    begins again after an error.
     Without `tls` the address must be a loopback one. `judge` admits requests.
     """
 
@@ -130,7 +131,7 @@ class Listener:
             server = await self.loop.create_server(
                 lambda: cast(asyncio.Protocol, protocol_of(self.wires)), sock=self._socket, backlog=BACKLOG
             )
-            tasks = [asyncio.ensure_future(work()) for work in (self._background, self._watch)]
+            tasks = [asyncio.ensure_future(self._repeat(work)) for work in (self._background, self._watch)]
             self._up.set()
             try:
                 await self._ending.wait()
@@ -140,6 +141,15 @@ class Listener:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a task, and begin it again WATCH_S after an error, which is logged: a task that ended would be missed."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("a task of the device API failed, and begins again")
+            await asyncio.sleep(WATCH_S)
 
     async def _watch(self) -> None:
         while True:

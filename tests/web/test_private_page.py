@@ -25,6 +25,8 @@ from thinwire.reports.privacy import largest_epsilon, spending_of_run
 from thinwire.reports.privacy_history import SpendingHistory
 from thinwire.store import Store
 
+SAMPLED = PRIVATE.replace("clients = 3", 'clients = "all"') + "sampling_rate = 0.5\n"
+
 
 @pytest.fixture
 def story(store: Store) -> PrivateStory:
@@ -59,6 +61,18 @@ def test_a_private_run_is_usable_by_all_and_at_every_width(story: PrivateStory, 
         for width in (390, 1000, 1600):
             page.set_viewport_size({"width": width, "height": 900})
             assert overflow(page) <= 0, (query, width)
+
+
+def test_a_sampled_run_shows_no_bytes_instead_of_zero(store: Store, served: Shown, look: Open) -> None:
+    """They would tell how many clients were sampled, as would what became of their updates."""
+    story = PrivateStory(store, at=time.time() - 200, plan=SAMPLED)
+    story.play()
+    page = look(served.url, f"runs/{story.run_id}")
+    expect(page.locator("#bytes")).to_contain_text("Not shown: with [privacy] sampling_rate")
+    expect(page.locator(".figures").first).to_contain_text("rounds")
+    expect(page.locator(".figures").first).not_to_contain_text("sent up")
+    expect(page.locator(".figures").first).not_to_contain_text("dropped")
+    assert axe_in_both(page) == []
 
 
 def test_the_curve_has_each_round_and_the_line_of_the_budget(story: PrivateStory, served: Shown, look: Open) -> None:

@@ -1,12 +1,16 @@
 // What was sent, beside what the same exchange takes in plain float32.
 import { html, link } from "./dom.js";
-import { bytes, ratio, wired } from "./format.js";
+import { bytes, isSampled, ratio, wired } from "./format.js";
 import { RoundTable } from "./roundtable.js";
 import { Section } from "./parts.js";
 import { useTable } from "./query.js";
 
 export const Bytes = ({ run, opened, rounds, news }) => {
   const [table, setTable] = useTable("bytes");
+  if (isSampled(run)) return html`
+    <${Section} id="bytes" title="Bytes">
+      <p class="note">Not shown: with <code>[privacy] sampling_rate</code> the bytes would tell how many clients were sampled.</p>
+    <//>`;
   return html`
     <${Section} id="bytes" title="Bytes" aside="against dense float32" table=${table} setTable=${setTable}
       csv=${link(`api/v1/runs/${run.run_id}/rounds.csv`)} json=${link(`api/v1/runs/${run.run_id}`)}>

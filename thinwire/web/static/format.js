@@ -34,6 +34,9 @@ export const share = (value) => (value === null || value === undefined ? "–" :
 
 /** What a run's or round's model is worth: where clients' values were clipped, without what they would have moved it by. */
 export const decisive = (row) => ({ ...row.metrics, ...row.clipped?.means });
+/** With Poisson sampling nothing is shown that would tell how many clients were sampled: their bytes, and what became of their updates. */
+export const isSampled = (run) => Boolean(run.plan.privacy?.sampling_rate);
+
 /** Whether a run's versions get metrics, by its plan. */
 export const measures = (run) => run.plan.run.evaluate !== "off" || Object.keys(run.metrics).length > 0;
 export const metric = (value) => (value === null || value === undefined ? "–" : Number(value).toFixed(4));

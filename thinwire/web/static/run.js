@@ -5,7 +5,7 @@ import { Bytes } from "./bytes.js";
 import { Clients, useClients } from "./clients.js";
 import { DeviceTable, TagList, joinCommand } from "./devices.js";
 import { ENDED, html, link, may, useEffect, useRef, useState } from "./dom.js";
-import { bytes, count, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
+import { bytes, count, decisive, isSampled, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
 import { Journal } from "./journal.js";
 import { Learning } from "./learning.js";
@@ -113,10 +113,11 @@ const Head = ({ run, rounds, still, gone }) => {
       ${"accuracy" in run.metrics && figure("loss", run)}
       <div><dt>rounds</dt><dd><${Made} run=${run} /></dd></div>
       <div><dt>${run.finished_at ? (run.extended ? "first start to last end" : "start to end") : "since its start"}</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
+      ${isSampled(run) ? null : html`
       <div><dt>sent up, payload</dt><dd>${times(run.dense_up, run.payload_up)}</dd></div>
       <div><dt>sent up, wire</dt><dd>${run.wire_up !== null && run.wire_up < run.payload_up ? wired(run.wire_up, run.payload_up) : times(run.dense_up, run.wire_up)}</dd></div>
       <div><dt>aggregated</dt><dd>${count(run.aggregated_count + run.late)}<small> update${run.aggregated_count + run.late === 1 ? "" : "s"}</small></dd></div>
-      <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>
+      <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>`}
     </dl>` : null}`;
 };
 

@@ -106,10 +106,10 @@ class FlowerFleet:
             routes["ca"] = CaRoute(authority)
             routes["join"] = JoinRoute(roster, self._authenticator, clock, authority)
         self._enter_all(spool)
-        self._device_api = DeviceApi(routes, clock, self._called, guests)
+        self._device_api = DeviceApi(routes, self._authenticator.clock, self._called, guests)
         self._listener = Listener(
-            self._device_api, self._authenticator.judge, host, port, clock, self._lifespan, self._background,
-            authority.context if authority else None,
+            self._device_api, self._authenticator.judge, host, port, self._authenticator.clock, self._lifespan,
+            self._background, authority.context if authority else None,
         )  # fmt: skip
         self._addresses = directory / ADDRESSES if directory else None
         self._heard_file, self._heard = directory / HEARD if directory else None, dict[str, float]()

@@ -23,6 +23,7 @@ from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.store import FileSpool, spool
 from thinwire.transport.protocol.http import PUSH, pack
+from thinwire.transport.server.assignments import MAX_SPOOLED_REPLIES
 
 BODIES = (random.Random(1).randbytes(700_000), b"", random.Random(2).randbytes(300_001))
 PATIENCE_S = 20.0
@@ -263,3 +264,22 @@ def test_an_unfinished_upload_of_a_run_is_deleted_with_its_bytes_and_may_begin_a
     header = polled(here.fleet, ReplyHeader)
     here.fleet.drop_uploads("digits-1")
     assert [bytes(part) for part in here.fleet.open(header.update_id)] == list(BODIES), "a whole reply stays"
+
+
+def test_all_replies_of_a_run_that_is_over_are_deleted_and_its_devices_may_send_others(here: Place) -> None:
+    device = Uploader(here)
+    device.push_header()
+    device.cut(0, 0, 100_000)
+    device.durable(0)
+    for sequence in range(2, 2 + MAX_SPOOLED_REPLIES - 1):
+        assert device.push(answer("pi-1", f"assignment-{sequence}", sequence, b"x"), b"x") == (200, "")
+    other = answer("pi-1", "assignment-0", MAX_SPOOLED_REPLIES + 1, b"x")
+    assert device.push(other, b"x") == (200, "")
+    assert device.push(answer("pi-1", "another", 99, b"x"), b"x") == (503, "busy")
+    here.fleet.drop_replies("another-1")
+    assert len(here.spool.headers()) == MAX_SPOOLED_REPLIES
+    here.fleet.drop_replies("digits-1")
+    assert not [path for path in (here.folder / "spool").rglob("*") if path.is_file()]
+    assert device.push(other, b"x") == (200, ""), "it is acknowledged again, and not stored"
+    assert not here.spool.headers()
+    assert device.push(answer("pi-1", "another", 99, b"x"), b"x") == (200, "")

@@ -218,6 +218,9 @@ class Fleet(Protocol):
     def drop_uploads(self, run_id: str) -> None:
         """Delete what a run's devices have not sent to the end, and its replies that were not readable."""
 
+    def drop_replies(self, run_id: str) -> None:
+        """Delete all replies of a run that is over, and what `drop_uploads` deletes."""
+
     def delivered(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call; without a network only those of kind `stop`."""
 

@@ -178,6 +178,14 @@ class FlowerFleet:
         except OSError:
             log.exception("what is left of unfinished uploads of %s could not be removed", run_id)
 
+    def drop_replies(self, run_id: str) -> None:
+        """Delete all replies of a run that is over, and what `drop_uploads` deletes."""
+        self.drop_uploads(run_id)
+        try:
+            self.ack([header.update_id for header in self._spool.headers() if header.update_id.run == run_id])
+        except OSError:
+            log.exception("what is left of the replies of %s could not be removed", run_id)
+
     def close(self) -> None:
         """Answer all waiting calls, then close the device API; a second call changes nothing."""
         self._pull.closing = True

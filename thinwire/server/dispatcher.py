@@ -95,6 +95,7 @@ class RunFleet:
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self.send, self.open, self.ack, self.cancel = fleet.send, fleet.open, fleet.ack, fleet.cancel
         self.revoke_access, self.drop_uploads = fleet.revoke_access, fleet.drop_uploads
+        self.drop_replies = fleet.drop_replies
         self._clock = clock
         self.disk: FullDisk | None = None  # what a write does if the disk is full; None: it raises
         self.mailbox: list[Arrival] = []

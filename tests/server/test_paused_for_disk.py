@@ -173,6 +173,25 @@ def test_a_service_that_ends_while_the_disk_is_full_goes_on_at_the_next_start(tm
     assert site.result(site.runs[0])[0] == "done"
 
 
+def test_a_reply_that_the_disk_does_not_delete_for_now_ends_no_run(tmp_path: Path) -> None:
+    undisturbed, _ = served(tmp_path / "undisturbed")
+    site = site_of(tmp_path / "full", 1)
+    disk, ack, left = Disk(site), site.fleet.ack, [1]
+
+    def ack_once_refused(update_ids: Any) -> None:
+        if update_ids and left:
+            left.clear()
+            disk.until = site.clock.now() + FULL_S
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(site.fleet.spool.path(update_ids[0])))
+        ack(update_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site.fleet, "ack", ack_once_refused)
+        site.serve(reserve=disk)
+    assert disk.said[1].endswith(".reply (Read-only file system)")
+    assert site.result(site.runs[0]) == undisturbed.result(undisturbed.runs[0])
+
+
 def test_replies_that_cannot_be_opened_for_now_are_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

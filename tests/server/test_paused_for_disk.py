@@ -192,7 +192,7 @@ def test_a_reply_that_the_disk_does_not_delete_for_now_ends_no_run(tmp_path: Pat
     assert site.result(site.runs[0]) == undisturbed.result(undisturbed.runs[0])
 
 
-def test_replies_that_cannot_be_opened_for_now_are_opened_again(
+def test_replies_are_opened_again_once_the_process_may_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that has too many files open: the updates count, in their order."""

@@ -363,9 +363,7 @@ class FixedLimits:
 
 
 class Spool(Protocol):
-    """Stores the bodies of replies until their updates are aggregated: `spool/RUN/DEVICE-SEQUENCE`, parts one after
-    the other.
-    """
+    """Stores the bodies of replies until their updates are aggregated: `spool/RUN/DEVICE-SEQUENCE`, parts in order."""
 
     def path(self, update_id: UpdateId) -> Path:
         """Return the file of a reply's parts."""

@@ -224,8 +224,8 @@ class AggregationQueue:
 
     One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
     more than a small addition if nothing else waits. `BadPayload` rejects the update; any other exception is a defect
-    of Thinwire and is raised by `finished`, or with `at_once` by `begin`. The worker waits while a reply cannot be
-    opened, because the process has too many open files.
+    of Thinwire and is raised by `finished`, or with `at_once` by `begin`. The worker waits while the process has
+    too many open files to open a reply.
     """
 
     def __init__(self, at_once: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from thinwire import __version__
 from thinwire.cli import local_state
 from thinwire.cli.aggregator import dashboard, serve
 from thinwire.cli.params import Address
+from thinwire.cli.systemd import FILES
 from thinwire.core import RunPlan
 from thinwire.core.clock import down_since_of, last_beat
 from thinwire.core.events import RunStatusChanged
@@ -113,6 +115,16 @@ def test_an_aggregator_deletes_runs_that_are_older_than_its_keep_days(thinwire, 
     with Store.open(AggregatorHome.under(home).database, read_only=True) as store:
         until(lambda: store.deleted_run(old_run) is not None, "the run is still there")
     assert "deleted by keep_days" in thinwire("runs", "show", old_run, "--home", home).out
+
+
+def test_it_may_open_files_for_many_devices_whatever_its_shell_allows(home):
+    start = [*COMMAND, "aggregator", "start", "--no-dashboard", "--listen", f"127.0.0.1:{free_port()}", "--home", home]
+    words = ["sh", "-c", 'ulimit -Sn 512; exec "$@"', "sh", *map(str, start)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()) as process:
+        until(lambda: "listen" in (local_state.alive(home) or {}), "it does not serve")
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        process.terminate()
+    assert soft == (FILES if hard == resource.RLIM_INFINITY else min(FILES, hard))
 
 
 @pytest.mark.parametrize(("terminal", "said"), [(True, "starting the aggregator ...\n"), (False, "")])

@@ -20,6 +20,7 @@ from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import FullModelSent, ModelStored, ReplicaStored
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, Vector
+from thinwire.server.model_store import ModelDistributor
 from thinwire.simulation import Behavior, InMemorySpool, Script, SyntheticUpdates
 from thinwire.store import Store
 
@@ -63,6 +64,23 @@ def assigned(bench: Bench, device: str) -> list[tuple[int, tuple[str, ...]]]:
         (assignment.base_version, tuple(part.name for part in assignment.parts))
         for assignment in bench.assignments(device)
     ]
+
+
+def test_only_bundles_that_are_still_on_disk_are_known_as_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, most = ModelDistributor.publish, 0
+
+    def published(distributor: ModelDistributor, *given: Any) -> list[ReplicaStored]:
+        nonlocal most
+        found = publish(distributor, *given)
+        most = max(most, len(distributor._checked))
+        assert all(path.exists() for path in distributor._checked)
+        return found
+
+    monkeypatch.setattr(ModelDistributor, "publish", published)
+    new(tmp_path, third=9.3, run={"rounds": 12}, cohort={"mode": "buffered", "buffer": 2, "max_staleness": 20}).drive()
+    assert most
 
 
 def assert_same_bits(bench: Bench) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
 from tests.support.server_bench import Bench, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import Event, ModelStored, RoundClosed
+from thinwire.core.statedir import ON_FULL_DISK
+from thinwire.server import secure_round_runner
 from thinwire.server.model_store import Versions
+from thinwire.server.secure_round_runner import PhaseFiles
 from thinwire.server.service import serve
 
 ROUNDS = 2
@@ -67,6 +73,23 @@ def test_a_disk_that_is_full_anywhere_ends_no_run_and_changes_nothing(
         assert models(made) == models(undisturbed), f"full at write {at}"
         closed = [u for e in made.events(RoundClosed) for u in e.aggregated]
         assert len(closed) == len(set(closed)) == 2 * ROUNDS
+
+
+def test_a_request_of_a_secure_round_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when a run's first request needs a folder, and again when the request is written."""
+    files, waited = PhaseFiles(tmp_path / "secure", 1, simulated=False), list[str]()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    opened, mkdir = Mock(side_effect=[full, DEFAULT], wraps=open), Mock(side_effect=[full, *[DEFAULT] * 2])
+    monkeypatch.setattr(secure_round_runner, "open", opened, raising=False)
+    made = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", lambda path, **named: (mkdir(), made(path, **named))[1])
+    token = ON_FULL_DISK.set(lambda error: waited.append(str(error)))
+    try:
+        path = files.write_request("share", "ab" * 32, b"request")
+    finally:
+        ON_FULL_DISK.reset(token)
+    assert path.read_bytes() == b"request"
+    assert len(waited) == 2
 
 
 def test_it_ends_the_service_whose_next_start_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from tests.support.small_disk import small_disk, why_not
 from thinwire.core import disk_reserve, statedir
 from thinwire.core.disk_reserve import DiskReserve, disk_full_text
 from thinwire.core.errors import NotWritten
-from thinwire.core.events import RoundClosed, RoundOpened
+from thinwire.core.events import RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.run_events import DiskFilled, DiskFreed
-from thinwire.server import command_queue, model_store
+from thinwire.server import command_queue, model_store, round_close
 from thinwire.store.database import Database
 
 FULL_S = 30.0  # for which the disk is full
@@ -171,6 +171,49 @@ def test_a_service_that_ends_while_the_disk_is_full_goes_on_at_the_next_start(tm
     site.clock.advance(FULL_S)
     site.serve()
     assert site.result(site.runs[0])[0] == "done"
+
+
+def test_a_reply_that_the_disk_does_not_delete_for_now_ends_no_run(tmp_path: Path) -> None:
+    undisturbed, _ = served(tmp_path / "undisturbed")
+    site = site_of(tmp_path / "full", 1)
+    disk, ack, left = Disk(site), site.fleet.ack, [1]
+
+    def ack_once_refused(update_ids: Any) -> None:
+        if update_ids and left:
+            left.clear()
+            disk.until = site.clock.now() + FULL_S
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(site.fleet.spool.path(update_ids[0])))
+        ack(update_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site.fleet, "ack", ack_once_refused)
+        site.serve(reserve=disk)
+    assert disk.said[1].endswith(".reply (Read-only file system)")
+    assert site.result(site.runs[0]) == undisturbed.result(undisturbed.runs[0])
+
+
+def test_replies_are_opened_again_once_the_process_may_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that has too many files open: the updates count, in their order."""
+    undisturbed = Site(tmp_path / "undisturbed", steady(SPEEDS))
+    undisturbed.submit(run={"rounds": 2})
+    undisturbed.serve()
+    site, tries, opened = Site(tmp_path / "busy", steady(SPEEDS)), list[Path](), Path.open
+    site.submit(run={"rounds": 2})
+
+    def open_at_the_third_try(path: Path, *given: Any, **more: Any) -> Any:
+        if path.suffix == ".reply":
+            tries.append(path)
+            if tries.count(path) < 3:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(path, *given, **more)
+
+    monkeypatch.setattr(Path, "open", open_at_the_third_try)
+    monkeypatch.setattr(round_close, "RETRY_S", 0.0, raising=False)
+    site.serve()
+    assert site.result(site.runs[0]) == undisturbed.result(undisturbed.runs[0])
+    assert not site.events(site.runs[0], UpdateDropped)
 
 
 def test_the_reserve_is_an_eighth_of_a_small_disk_and_makes_room_for_a_record(tmp_path: Path) -> None:

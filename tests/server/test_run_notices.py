@@ -13,8 +13,9 @@ import pytest
 from tests.support.crashes import Killed
 from tests.support.server_bench import FAILS, SILENT, Bench, scripted, three
 from thinwire.core.errors import Refused
-from thinwire.core.events import Event, RoundClosed, RunStatusChanged
+from thinwire.core.events import Event, RoundClosed, RunStatusChanged, UpdateAccepted
 from thinwire.core.owner_file import AggregatorFile
+from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server import command_queue
 from thinwire.server.service import serve
 from thinwire.simulation import Script
@@ -102,6 +103,27 @@ def test_who_registers_just_before_the_end_is_notified_and_who_comes_later_learn
 
     assert serves(bench, 600.0, arrives) == (["a", "b", "c"] if comes else ["a", "b"])
     assert ended(bench) == (bench.run_id,)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a defect"), Refused("a reason")])
+def test_a_run_that_is_over_leaves_nothing_in_the_spool(tmp_path: Path, error: Exception | None) -> None:
+    """Neither the updates of a round that it did not close, nor what is here of an upload that was cut."""
+    bench = two_rounds(tmp_path)
+    cut = bench.fleet.spool.partial(UpdateId(bench.run_id, "c", 9), "ab" * 32)
+    spooled = list[ReplyHeader]()
+
+    def fails(event: Event) -> bool:
+        if isinstance(event, UpdateAccepted) and event.round == 2:
+            spooled.extend(bench.fleet.spool.headers())
+            if error is not None:
+                raise error
+        return False
+
+    assert serves(bench, 600.0, fails) == ["a", "b", "c"]
+    assert bench.store.run(bench.run_id).status == ("failed" if error else "done")
+    assert spooled
+    assert not bench.fleet.spool.headers()
+    assert not cut.exists()
 
 
 def test_a_run_that_ends_by_a_defect_is_over_for_its_devices_too(tmp_path: Path) -> None:

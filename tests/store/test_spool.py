@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.core.errors import BadPayload, DataLost, ReplyLost
+from thinwire.core.errors import BadPayload, DataLost, NotWritten, ReplyLost
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool
@@ -248,3 +248,19 @@ def test_what_a_run_left_unfinished_or_unreadable_is_removed_and_nothing_else(tm
     assert left - {others, unfinished[1]} == {spool.path(one.update_id) for one in (whole, other)}
     assert others in left
     assert unfinished[0] not in left
+
+
+@pytest.mark.parametrize("missing", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_process_with_too_many_open_files_damages_no_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, header, [b"abc"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", Mock(side_effect=OSError(missing, os.strerror(missing))))
+        with pytest.raises(NotWritten, match="cannot open"):
+            list(spool.open(header.update_id))
+        with pytest.raises(NotWritten):
+            FileSpool(tmp_path)
+    assert list(spool.open(header.update_id)) == [b"abc"]
+    assert not list((tmp_path / UNREADABLE).glob("*"))

@@ -72,6 +72,13 @@ class LinkedFleet:
     def drop_uploads(self, run_id: str) -> None:
         self._fleet.drop_uploads(run_id)
 
+    def drop_replies(self, run_id: str) -> None:
+        self._is_checked = False
+        for header in self._fleet.spool.headers():
+            if header.update_id.run == run_id:
+                self._mailbox.mark_acked(header.update_id)
+        self._fleet.drop_replies(run_id)
+
     def revoke_access(self, devices: Sequence[str]) -> None:
         raise NotImplementedError
 

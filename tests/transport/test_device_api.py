@@ -6,6 +6,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.device_by_hand import Caller
 from tests.support.fleet_words import answer, answers_now, envelope, hello, polled
 from tests.support.transport_doubles import Place, place
+from thinwire.core.clock import RealClock
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit, reply_to_bytes
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.flower import FlowerFleet
+from thinwire.transport.device.identity import ServerClock, device_key
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, pack
+from thinwire.transport.protocol.signing import Signer
 
 
 @pytest.fixture
@@ -96,11 +100,50 @@ def test_a_request_of_before_a_restart_is_refused_after_it(here: Place) -> None:
     assert caller.call(PUSH, header, headers=headers) == (401, "clock")
 
 
+@dataclass
+class SetClock(RealClock):
+    """This machine's clock, set ahead, and with more time passed."""
+
+    ahead_s: float = 0.0
+    passed_s: float = 0.0
+
+    def now(self) -> float:
+        return time.monotonic() + self.passed_s
+
+    def wall(self) -> float:
+        return time.time() + self.passed_s + self.ahead_s
+
+
+@pytest.mark.parametrize("step_s", [8 * 3600.0, 1.0])
+def test_a_step_back_of_the_aggregators_clock_refuses_no_device_and_allows_no_replay(
+    tmp_path: Path, step_s: float
+) -> None:
+    """As when its machine began with its time zone's hours, and then learned the time."""
+    clock = SetClock(ahead_s=step_s)
+    with place(tmp_path, clock=clock, grace_s=600.0) as here:
+        clock.ahead_s = 0.0
+        link = here.link("pi-1", clock=ServerClock())
+        link.hello(hello("pi-1"))
+        assert here.fleet.stats()["refused"] == {"/tw/v1/hello 401": 1}, "the device learns the time from the refusal"
+        link.pull(0.0)
+        caller = Caller(here, "pi-2")
+        caller.signer = Signer(device_key(tmp_path), link.clock.now)
+        caller.hello()
+        header = reply_to_bytes(Failure("task-error", "x", "assignment-1"))
+        headers = caller.signed(PUSH, header)
+        assert caller.call(PUSH, header, headers=headers) == (200, "")
+        assert caller.call(PUSH, header, headers=headers) == (401, "replay")
+        clock.passed_s = 320.0
+        assert caller.call(PUSH, header, headers=headers) == (401, "clock")
+        link.pull(0.0)
+        assert len(here.fleet._authenticator._window._spent) == 1, "the nonces from before have expired"
+
+
 @pytest.mark.parametrize("age_s", [400, -60])
 def test_a_clock_that_is_wrong_is_refused(here: Place, age_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(here)
     caller.hello()
-    monkeypatch.setattr(here.fleet._authenticator._clock, "wall", lambda: time.time() + age_s, raising=False)
+    monkeypatch.setattr(here.fleet._authenticator.clock, "wall", lambda: time.time() + age_s, raising=False)
     assert caller.pull() == (401, "clock")
 
 

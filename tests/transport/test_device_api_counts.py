@@ -7,12 +7,14 @@ import hashlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.device_by_hand import Caller
 from tests.support.fleet_words import answer, envelope, hello, polled, pulled
 from tests.support.transport_doubles import Place, place
+from thinwire.core.errors import NotWritten
 from thinwire.core.fleet import ClientConnected, FixedLimits
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.types import PhaseReply, ReplyHeader, phase_id
@@ -48,6 +50,22 @@ def test_bytes_and_requests_of_a_device_are_counted(here: Place, tmp_path: Path)
     stats = here.fleet.stats()
     assert stats["requests"] == {"hello": 1, "pull": 2, "push": 2}
     assert stats["sent_bytes"] > 100_000
+
+
+def test_the_bytes_of_a_reply_that_the_disk_refused_are_counted_with_the_next_try(
+    here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, body = Caller(here), bytes(20_000)
+    device.hello()
+    given = answer("pi-1", "assignment-1", 1, body)
+    with monkeypatch.context() as full:
+        full.setattr(here.spool, "commit", Mock(side_effect=NotWritten("cannot write", why="No space left on device")))
+        assert device.push(given, body) == (503, "disk")
+    assert device.push(given, body) == (200, "")
+    transfer = polled(here.fleet, ReplyHeader).transfer
+    assert transfer is not None
+    assert transfer.requests == 3
+    assert 40_000 < (transfer.received_bytes or 0) < 45_000
 
 
 def message(letters: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -250,11 +251,12 @@ def test_names_are_not_tried_out_with_an_invitation(here: TlsPlace) -> None:
 def test_of_two_that_wait_for_a_writer_only_one_goes_on_at_once(tmp_path: Path) -> None:
     reply = answer("pi-1", "assignment-1", 1, b"x")
     upload = Upload(reply, PartFile(tmp_path / "parts", reply.parts), 0.0, writer=Connection())
+    uploads = cast(Any, SimpleNamespace(_open_uploads={reply.update_id: upload}))
     going = list[int]()
 
     async def both() -> None:
         async def one(number: int) -> None:
-            await Uploads._release(cast(Any, None), upload)
+            await Uploads._release(uploads, upload)
             upload.writer = Connection()
             going.append(number)
 

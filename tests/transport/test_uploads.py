@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +16,14 @@ from typing import Any
 import pytest
 
 from tests.support.device_by_hand import Caller
-from tests.support.fleet_words import answer, answers_now, envelope, polled
+from tests.support.fleet_words import answer, answers_now, envelope, polled, until
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import ClientConnected, ClientDisconnected
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHeader
-from thinwire.store import FileSpool
+from thinwire.store import FileSpool, spool
 from thinwire.transport.protocol.http import PUSH, pack
+from thinwire.transport.server.assignments import MAX_SPOOLED_REPLIES
 
 BODIES = (random.Random(1).randbytes(700_000), b"", random.Random(2).randbytes(300_001))
 PATIENCE_S = 20.0
@@ -179,6 +182,43 @@ def test_a_new_writer_ends_the_one_before(here: Place) -> None:
     assert device.put(2, 0)[1]["done"]
 
 
+def test_a_reply_that_is_being_committed_is_not_cut_back_by_a_second_writer(
+    here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the connection was cut after the last byte: the device asks what is here, and sends the empty rest."""
+    device, add_header, ended = Uploader(here), spool._add_header, threading.Event()
+    added, may_continue = threading.Event(), threading.Event()
+
+    def add_and_wait(draft: Path, *rest: Any) -> None:
+        add_header(draft, *rest)
+        added.set()
+        assert may_continue.wait(PATIENCE_S)
+
+    def finish_first() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the second writer may abort it
+            device.put(2, 0)
+        ended.set()
+
+    monkeypatch.setattr(spool, "_add_header", add_and_wait)
+    device.push_header()
+    device.put(0, 0)
+    first = threading.Thread(target=finish_first)
+    first.start()
+    assert added.wait(PATIENCE_S)
+    (draft,) = (here.folder / "spool").rglob(".partial-*")
+    size, answers = draft.stat().st_size, list[Any]()
+    second = threading.Thread(target=lambda: answers.append(device.put(2, len(BODIES[2]), b"")))
+    second.start()
+    until(lambda: ended.is_set() or draft.stat().st_size < size)
+    may_continue.set()
+    first.join()
+    second.join()
+    assert [header.parts for header in FileSpool(here.folder / "spool").headers()] == [device.given.parts]
+    status, said = answers[0]
+    assert (status, said["error"]) == (404, "offer")
+    assert device.push_header() is None
+
+
 def test_revoked_its_upload_is_gone_its_assignment_refused_and_nothing_arrives(here: Place) -> None:
     device = Uploader(here)
     polled(here.fleet, ClientConnected)
@@ -224,3 +264,22 @@ def test_an_unfinished_upload_of_a_run_is_deleted_with_its_bytes_and_may_begin_a
     header = polled(here.fleet, ReplyHeader)
     here.fleet.drop_uploads("digits-1")
     assert [bytes(part) for part in here.fleet.open(header.update_id)] == list(BODIES), "a whole reply stays"
+
+
+def test_all_replies_of_a_run_that_is_over_are_deleted_and_its_devices_may_send_others(here: Place) -> None:
+    device = Uploader(here)
+    device.push_header()
+    device.cut(0, 0, 100_000)
+    device.durable(0)
+    for sequence in range(2, 2 + MAX_SPOOLED_REPLIES - 1):
+        assert device.push(answer("pi-1", f"assignment-{sequence}", sequence, b"x"), b"x") == (200, "")
+    other = answer("pi-1", "assignment-0", MAX_SPOOLED_REPLIES + 1, b"x")
+    assert device.push(other, b"x") == (200, "")
+    assert device.push(answer("pi-1", "another", 99, b"x"), b"x") == (503, "busy")
+    here.fleet.drop_replies("another-1")
+    assert len(here.spool.headers()) == MAX_SPOOLED_REPLIES
+    here.fleet.drop_replies("digits-1")
+    assert not [path for path in (here.folder / "spool").rglob("*") if path.is_file()]
+    assert device.push(other, b"x") == (200, ""), "it is acknowledged again, and not stored"
+    assert not here.spool.headers()
+    assert device.push(answer("pi-1", "another", 99, b"x"), b"x") == (200, "")

@@ -106,6 +106,30 @@ class StoppableClock:
         return stood_s
 
 
+class SteadyClock:
+    """Holds the times of another clock, except that its wall clock never goes back: it goes on where a step back began.
+
+    >>> inner = VirtualClock(); clock = SteadyClock(inner); began = clock.wall()
+    >>> inner.origin -= 3600.0; inner.advance(2.0); clock.wall() - began
+    2.0
+    """
+
+    def __init__(self, inner: Clock) -> None:
+        self._inner, self._ahead = inner, float("-inf")  # the most by which the wall clock was ahead of `now`
+        self.wall()
+
+    def now(self) -> float:
+        """Return the other clock's monotonic seconds."""
+        return self._inner.now()
+
+    def wall(self) -> float:
+        """Return the seconds since 1970, never fewer than before."""
+        wall = self._inner.wall()  # read first: a delay between the two may not make it look further ahead
+        now = self._inner.now()
+        self._ahead = max(self._ahead, wall - now)
+        return now + self._ahead
+
+
 MAX_DOWNTIME_S = 30 * 86_400.0  # a longer one means that the wall clock was set
 
 

@@ -130,7 +130,10 @@ class DataLost(ThinwireError):
 
 
 class NotWritten(DataLost):
-    """A write failed because the disk is full or read-only; existing data is unchanged, so the write can be retried."""
+    """A write failed because the disk is full or read-only, or a reply could not be opened for want of open files.
+
+    Existing data is unchanged, so another try is possible.
+    """
 
     exit_code = 1
 

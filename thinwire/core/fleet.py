@@ -218,6 +218,9 @@ class Fleet(Protocol):
     def drop_uploads(self, run_id: str) -> None:
         """Delete what a run's devices have not sent to the end, and its replies that were not readable."""
 
+    def drop_replies(self, run_id: str) -> None:
+        """Delete all replies of a run that is over, and what `drop_uploads` deletes."""
+
     def delivered(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call; without a network only those of kind `stop`."""
 
@@ -360,9 +363,7 @@ class FixedLimits:
 
 
 class Spool(Protocol):
-    """Stores the bodies of replies until their updates are aggregated: `spool/RUN/DEVICE-SEQUENCE`, parts one after
-    the other.
-    """
+    """Stores the bodies of replies until their updates are aggregated: `spool/RUN/DEVICE-SEQUENCE`, parts in order."""
 
     def path(self, update_id: UpdateId) -> Path:
         """Return the file of a reply's parts."""

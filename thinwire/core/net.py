@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import resource
 import socket
 
 from thinwire.core.errors import Unreachable
@@ -21,6 +22,14 @@ UNSENT_BYTES = 128 * 2**10  # at most, in the kernel: a transfer that is cut or 
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python names it from 3.12 on
 
 MAX_PORT = 65535
+
+
+def allow_open_files(count: int) -> None:
+    """Let this process open so many files and connections, or as many as its hard limit allows; never fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def host_port(host: str, port: int) -> str:

@@ -106,10 +106,10 @@ class FlowerFleet:
             routes["ca"] = CaRoute(authority)
             routes["join"] = JoinRoute(roster, self._authenticator, clock, authority)
         self._enter_all(spool)
-        self._device_api = DeviceApi(routes, clock, self._called, guests)
+        self._device_api = DeviceApi(routes, self._authenticator.clock, self._called, guests)
         self._listener = Listener(
-            self._device_api, self._authenticator.judge, host, port, clock, self._lifespan, self._background,
-            authority.context if authority else None,
+            self._device_api, self._authenticator.judge, host, port, self._authenticator.clock, self._lifespan,
+            self._background, authority.context if authority else None,
         )  # fmt: skip
         self._addresses = directory / ADDRESSES if directory else None
         self._heard_file, self._heard = directory / HEARD if directory else None, dict[str, float]()
@@ -178,6 +178,14 @@ class FlowerFleet:
             self._listener.now(lambda: self._spool.drop_unused(run_id, self._uploads.end(run_id)))
         except OSError:
             log.exception("what is left of unfinished uploads of %s could not be removed", run_id)
+
+    def drop_replies(self, run_id: str) -> None:
+        """Delete all replies of a run that is over, and what `drop_uploads` deletes."""
+        self.drop_uploads(run_id)
+        try:
+            self.ack([header.update_id for header in self._spool.headers() if header.update_id.run == run_id])
+        except OSError:
+            log.exception("what is left of the replies of %s could not be removed", run_id)
 
     def close(self) -> None:
         """Answer all waiting calls, then close the device API; a second call changes nothing."""

@@ -99,6 +99,7 @@ class RunFleet:
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self.send, self.open, self.cancel = fleet.send, fleet.open, fleet.cancel
         self.revoke_access, self.drop_uploads = fleet.revoke_access, fleet.drop_uploads
+        self.drop_replies = fleet.drop_replies
         self._fleet, self._clock = fleet, clock
         self.disk: FullDisk | None = None  # what a write does if the disk is full; None: it raises
         self.mailbox: list[Arrival] = []

@@ -288,6 +288,7 @@ class ModelDistributor:
         """
         if self.downlink is None:
             return []
+        self._checked &= self.versions.bundles  # without those that were deleted since
         every = self.plan.downlink.full_every
         news = self.downlink.publish(self.model.params, full=bool(every) and version % every == 0)
         assert news.version == version

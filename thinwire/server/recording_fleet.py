@@ -89,7 +89,6 @@ class UndrivenCommands:
         now, run_id = self._clock.wall(), row.run_id
         if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
             close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
-            self._fleet.drop_uploads(run_id)
             notify_undriven(self._fleet, self._store, row, self.online.names)
         elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
             self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
@@ -168,11 +167,8 @@ class RecordingFleet:
             fleet.cancel,
             fleet.close,
         )
-        self.revoke_access, self.delivered, self.drop_uploads = (
-            fleet.revoke_access,
-            fleet.delivered,
-            fleet.drop_uploads,
-        )
+        self.revoke_access, self.delivered = fleet.revoke_access, fleet.delivered
+        self.drop_uploads, self.drop_replies = fleet.drop_uploads, fleet.drop_replies
 
     def poll(self, wait_s: float) -> list[Arrival]:
         """Carry out the commands, then return the arrivals of the fleet, with connections recorded.

@@ -1,9 +1,9 @@
 """Runs a synchronous round, a state machine without I/O: events go in, actions come out (`round_events.py`).
 
 The machine sees the headers of replies, never their payloads. It accepts, defers or drops each reply (`_on_reply`);
-reasons of drops are `late`, `stale` and `duplicate`. A reply that arrived before the deadline is in time, however late
-its aggregation ends. A round closes when all updates that it accepted are aggregated or rejected. It closes for one
-reason, which the journal, the command line and the dashboard all show.
+reasons of drops are `late`, `stale` and `duplicate`. A reply that is handled before the deadline is in time, however
+late its aggregation ends. A round closes when all updates that it accepted are aggregated or rejected. It closes for
+one reason, which the journal, the command line and the dashboard all show.
 
 Fewer replies than `target_updates` may be possible: devices were lost, updates could not be aggregated, or
 `max_concurrency` held selections back. Then the round selects replacements, as long as they have time to reply. The

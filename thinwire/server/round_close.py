@@ -8,6 +8,7 @@ not count at all if the sum becomes too large for a model, so that one device ca
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,10 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from thinwire.aggregation.mean import Frames
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, NotWritten
 from thinwire.core.events import NO_STEP, Event, RoundClosed
 from thinwire.core.formatting import Capped
 from thinwire.core.score_histogram import TRAINED
+from thinwire.core.statedir import ON_FULL_DISK
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import RoundAggregator, caps_of, largest_norm
 from thinwire.server.evaluation import pooled
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from thinwire.server.round_runner import RoundRunner
 
 AGGREGATION_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
+RETRY_S = 1.0  # between two tries to open a reply
 MAX_CLAIM_S = 1.0  # of the claim to devices during a step; in a longer step they would wait for nothing
 StepResult = tuple[RoundResult, dict[str, Capped]]  # the final result, and the updates that count less
 
@@ -221,13 +224,22 @@ class AggregationQueue:
 
     One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
     more than a small addition if nothing else waits. `BadPayload` rejects the update; any other exception is a defect
-    of Thinwire and is raised by `finished`, or with `at_once` by `begin`.
+    of Thinwire and is raised by `finished`, or with `at_once` by `begin`. The worker waits while the process has
+    too many open files to open a reply.
     """
 
     def __init__(self, at_once: bool = False) -> None:
-        self._worker = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="aggregation")
+        self._closing = threading.Event()
+        self._worker: ThreadPoolExecutor | None = None
+        if not at_once:
+            self._worker = ThreadPoolExecutor(1, "aggregation", initializer=ON_FULL_DISK.set, initargs=(self._wait,))
         self._done: list[AggregationResult] = []
         self._begun: dict[UpdateId, Future[AggregationResult]] = {}  # in their order
+
+    def _wait(self, error: NotWritten) -> None:
+        """Wait before the worker's next try to open a reply; raise `error` once the queue is closed."""
+        if self._closing.wait(RETRY_S):
+            raise error
 
     def begin(self, update_id: UpdateId, add: Callable[[], None]) -> None:
         """Start an addition, and time it."""
@@ -276,5 +288,6 @@ class AggregationQueue:
 
     def close(self) -> None:
         """Cancel the additions that have not begun, and wait for the running one."""
+        self._closing.set()
         if self._worker is not None:
             self._worker.shutdown(wait=True, cancel_futures=True)

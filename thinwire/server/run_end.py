@@ -213,14 +213,12 @@ def _evaluations_before_restart(running: RunContext) -> list[ReplyHeader]:
 
 
 def notify_connected(running: RunContext) -> None:
-    """Notify all connected devices that the run is over, with the outcomes of their last updates.
+    """Drop the run's replies, and notify all connected devices that it is over, with their last updates' outcomes.
 
     After a restart this includes the devices that reconnect in time. If the run never had a model, only the devices
     that were selected for the initial model are notified.
     """
-    running.fleet.ack([header.update_id for header in running.deferred.values()])
-    if running.plan.is_protected:
-        running.fleet.drop_uploads(running.run_id)
+    running.fleet.drop_replies(running.run_id)  # the end has recorded their outcomes
     wait_s = 0.0  # devices that registered before the end was recorded are in the first poll
     while True:
         running.fleet.ack([a.update_id for a in running.poll(wait_s) if isinstance(a, ReplyHeader)])
@@ -250,11 +248,12 @@ def notify(fleet: Fleet, row: RunRow, outcomes: Mapping[str, Sequence[UpdateOutc
 
 
 def notify_undriven(fleet: Fleet, store: Store, row: RunRow, connected: Collection[str]) -> None:
-    """Notify the connected devices that take part in a run without a driver that it is over.
+    """Drop the replies of a run without a driver, and notify its connected devices that it is over.
 
     No table has the devices of a run with Poisson sampling. Once it has begun, all connected devices are notified, as
     in `notify_connected`. So the notices do not tell who was sampled.
     """
+    fleet.drop_replies(row.run_id)
     if is_sampled(row.plan):
         opened, _ = store.round_count(row.run_id)
         concerned = {*connected} if opened else set[str]()

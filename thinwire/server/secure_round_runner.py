@@ -26,7 +26,7 @@ from thinwire.core.events import NO_STEP, Evaluated, Event, RoundOpened
 from thinwire.core.fleet import Envelope
 from thinwire.core.run_events import PhaseClosed
 from thinwire.core.score_histogram import MEASURED
-from thinwire.core.statedir import private_folder, private_opener, write_atomically
+from thinwire.core.statedir import disk_error, patiently, private_folder, private_opener, write_atomically
 from thinwire.core.types import (
     Assignment,
     Part,
@@ -277,7 +277,7 @@ class PhaseFiles:
         if self._simulated:
             return ""
         data = json.dumps({name: base64.b64encode(message).decode() for name, message in messages.items()}).encode()
-        write_atomically(private_folder(self._folder) / phase, data)
+        write_atomically(patiently(lambda: private_folder(self._folder)) / phase, data)
         return hashlib.sha256(data).hexdigest()
 
     def read(self, event: PhaseClosed) -> dict[str, bytes]:
@@ -295,13 +295,21 @@ class PhaseFiles:
 
     def write_request(self, phase: str, digest: str, request: bytes) -> Path:
         """Write a request, and return its file; devices with the same request share one."""
-        path = private_folder(self._folder) / f"{phase}-{digest[:32]}"
+        path = self._folder / f"{phase}-{digest[:32]}"
         if path not in self._written:  # a restart writes it again: it is not synced
-            with open(path, "wb", opener=private_opener) as file:
-                file.write(request)
+            patiently(lambda: _write(path, request))
             self._written.add(path)
         return path
 
     def delete(self) -> None:
         """Delete the files of this round, and of earlier ones that a crash has left."""
         shutil.rmtree(self._all, ignore_errors=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    private_folder(path.parent)
+    try:
+        with open(path, "wb", opener=private_opener) as file:
+            file.write(data)
+    except OSError as error:
+        raise disk_error(error, path) from error

@@ -41,7 +41,7 @@ from thinwire.core.owner_file import AggregatorFile
 from thinwire.core.plan import RunPlan
 from thinwire.core.registry import blamed
 from thinwire.core.serialization import FREE_HEADER_BYTES, MAX_HEADER_BYTES, ReplyLimit
-from thinwire.core.statedir import MB, AggregatorHome
+from thinwire.core.statedir import MB, NO_MORE, AggregatorHome, disk_error
 from thinwire.privacy.messages import max_bytes
 from thinwire.server import command_queue
 from thinwire.server.command_queue import CommandQueue
@@ -334,6 +334,8 @@ class Service:
 
     def _ended(self, run_id: str, error: BaseException | None) -> None:
         """Record the end of a run whose driver raised."""
+        if isinstance(error, OSError) and error.errno in NO_MORE:  # such as a file that could not be deleted
+            error = disk_error(error, Path(error.filename or self.home.root))
         if isinstance(error, Unreachable):  # nothing is recorded: the run begins again from its journal
             self._postpone(error)
         elif isinstance(error, NotWritten):  # nothing can be recorded: the next start of the service goes on

@@ -113,6 +113,11 @@ class LocalFleet:
         """Delete what is left of a run in the spool: replies that were not readable."""
         self.spool.drop_unused(run_id)
 
+    def drop_replies(self, run_id: str) -> None:
+        """Delete all replies of a run that is over, and what `drop_uploads` deletes."""
+        self.drop_uploads(run_id)
+        self.ack([header.update_id for header in self.spool.headers() if header.update_id.run == run_id])
+
     def revoke_access(self, devices: Sequence[str]) -> None:
         """Revoke devices: drop their replies that were not polled, fail their assignments, and close their links."""
         with self.changed:

@@ -7,6 +7,7 @@ before it is visible.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import mmap
@@ -19,10 +20,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from thinwire.core.errors import BadPayload, ReplyLost, ThinwireError
+from thinwire.core.errors import BadPayload, NotWritten, ReplyLost, ThinwireError
 from thinwire.core.part_file import damaged_part
 from thinwire.core.serialization import MAX_KEPT_BYTES, arrived_from_bytes, arrived_to_bytes, reply_to_bytes
-from thinwire.core.statedir import disk_error, private_folder, sync_path
+from thinwire.core.statedir import disk_error, patiently, private_folder, sync_path
 from thinwire.core.types import Arrived, ReplyHeader, UpdateId
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
@@ -226,7 +227,7 @@ class FileSpool:
 
     def _read_header(self, path: Path) -> ReplyHeader:
         """Return the header in a stored file; raise `BadPayload` if it is damaged, or the parts have another length."""
-        with path.open("rb") as file:
+        with _open(path) as file:
             end = file.seek(0, os.SEEK_END) - HEADER_LENGTH.size
             length = HEADER_LENGTH.unpack(_read_at(file, end, HEADER_LENGTH.size))[0] if end >= 0 else 0
             if not 0 < length <= min(end, MAX_KEPT_BYTES):
@@ -264,7 +265,7 @@ def _add_header(draft: Path, header: ReplyHeader, data: bytes) -> None:
 
 def _parts(path: Path, header: ReplyHeader) -> Iterator[Arrived]:
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             at = 0
             for part in header.parts:
                 data = map_file(file.fileno(), at, part.length) or _read_at(file, at, part.length)
@@ -274,6 +275,24 @@ def _parts(path: Path, header: ReplyHeader) -> Iterator[Arrived]:
                 yield data
     except OSError as error:
         raise ReplyLost(f"cannot read {path}", why=error.strerror or str(error)) from error
+
+
+NO_MORE_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # for now: they say nothing about the file
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a reply to read it; where the process has too many open files, wait as `ON_FULL_DISK` says and try again."""
+
+    def opened() -> BinaryIO:
+        try:
+            return path.open("rb")
+        except OSError as error:
+            if error.errno not in NO_MORE_FILES:
+                raise
+            why, hint = error.strerror or str(error), "let the aggregator open more files: ulimit -n 65536"
+            raise NotWritten(f"cannot open {path}", why, hint) from error
+
+    return patiently(opened)
 
 
 def _read_at(file: BinaryIO, at: int, length: int) -> bytes:

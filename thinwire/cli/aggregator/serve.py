@@ -194,8 +194,10 @@ def _serve(wanted: Wanted, home: Path | None, place: AggregatorHome, lock: int, 
     from thinwire.client.train.worker import imported_for_good
 
     with imported_for_good():
+        from thinwire.cli.systemd import FILES
         from thinwire.core.clock import beating, repeating
         from thinwire.core.disk_reserve import DiskReserve
+        from thinwire.core.net import allow_open_files
         from thinwire.core.owner_file import aggregator_file
         from thinwire.core.statedir import write_about
         from thinwire.flower import FlowerFleet, stock_guests
@@ -203,6 +205,7 @@ def _serve(wanted: Wanted, home: Path | None, place: AggregatorHome, lock: int, 
         from thinwire.store import FileSpool, Store
 
     settings = aggregator_file(place.root.parent)
+    allow_open_files(FILES)
     with contextlib.ExitStack() as stack:
         ending = stack.enter_context(ended_by_signals(threading.Event()))
         stack.enter_context(bounded_log(place.root / SERVICE_LOG, MAX_LOG_BYTES))

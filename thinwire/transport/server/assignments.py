@@ -311,6 +311,7 @@ class ReplyReceiver:
         try:
             arrived = await asyncio.to_thread(commit)
         except ThinwireError:
+            self._presence.account(device).give_back(transfer)
             if not self.expects(device):
                 raise revoke_access(device) from None  # revoking the device removed the draft
             raise

@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from thinwire.core.clock import Clock
+from thinwire.core.clock import Clock, SteadyClock
 from thinwire.core.fleet import DeviceRow, Roster
 from thinwire.core.net import neighbourhood
 from thinwire.transport.protocol.http import ApiError, Route, RouteMatch, find_route, unknown_path
@@ -102,13 +102,13 @@ class RequestAuthenticator:
     """Judges each request at the device API by its line and headers.
 
     `private` means plain HTTP on loopback, where the first registration of a key makes its row. Requests for `guests`
-    are judged by their own rule (`Guests.may_pass`). `room` gives the longest body in bytes that a device may send on a
-    route of `BOUNDED`; the listener sets it.
+    are judged by their own rule (`Guests.may_pass`). `clock` gives the time by which devices sign. `room` gives the
+    longest body in bytes that a device may send on a route of `BOUNDED`; the listener sets it.
     """
 
     def __init__(self, roster: Roster, clock: Clock, *, private: bool, guests: Guests | None = None) -> None:
-        self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
-        self._window = ReplayGuard(clock.wall())
+        self._roster, self.clock, self._private, self._guests = roster, SteadyClock(clock), private, guests
+        self._window = ReplayGuard(self.clock.wall())
         self.failed_joins = JoinRateLimiter()
         self.room: Callable[[DeviceRow, RouteMatch], int] = lambda row, at: at.route.most_bytes
 
@@ -124,10 +124,10 @@ class RequestAuthenticator:
         length = _length(header, at.route)
         if at.route.who == "anyone":
             return AuthenticatedRequest(at, length)
-        if at.route.name == "join" and (wait_s := self.failed_joins.wait_s(header.address, self._clock.now())):
+        if at.route.name == "join" and (wait_s := self.failed_joins.wait_s(header.address, self.clock.now())):
             raise ApiError(429, "joins", "too many joins failed from this address", retry_after_s=wait_s)
         claim = SignatureHeaders.read(header.headers)
-        self._window.require_now(claim, self._clock.wall())
+        self._window.require_now(claim, self.clock.wall())
         row = self._roster.by_fingerprint(claim.fingerprint)
         if row is not None and not row.is_intact:
             raise ApiError(401, "unknown", f"the key of {row.name} is damaged in the aggregator's database")
@@ -145,7 +145,7 @@ class RequestAuthenticator:
             elif at.route.who == "device" or (at.route.who == "newcomer" and not self._private):
                 raise self._stranger(at.route)
             if at.route.who != "stranger":  # a repeated join gets the same response as the first one
-                self._window.spend(claim, self._clock.wall())
+                self._window.spend(claim, self.clock.wall())
         return AuthenticatedRequest(at, length, claim, Identity(claim.fingerprint, der), row)
 
     def _guest(self, header: RequestHeader, guests: Guests) -> AuthenticatedRequest:
@@ -162,7 +162,7 @@ class RequestAuthenticator:
         A connection on which the device was admitted is exempt. A stranger who knows the device's fingerprint and
         shares its address can delay its next connection by a minute. The stranger cannot interrupt its work.
         """
-        if not (header.signed and key) and (wait_s := self.failed_joins.wait_s(header.address, self._clock.now(), key)):
+        if not (header.signed and key) and (wait_s := self.failed_joins.wait_s(header.address, self.clock.now(), key)):
             why = "too many requests with a wrong signature came from this address"
             raise ApiError(429, "signatures", why, retry_after_s=wait_s)
         try:
@@ -170,7 +170,7 @@ class RequestAuthenticator:
         except ApiError as refusal:
             if refusal.status == 401:
                 refusal.verified = True
-                self.failed_joins.failed(header.address, self._clock.now(), key)
+                self.failed_joins.failed(header.address, self.clock.now(), key)
             raise
 
     def still(self, row: DeviceRow) -> DeviceRow:
@@ -218,11 +218,11 @@ class ReplayGuard:
     """The time window in which a signature is valid, and the nonces that were spent in it. It refuses replays.
 
     A timestamp from before this window was opened is refused: a restart forgets the nonces, and must not allow a
-    replay.
+    replay. A `SteadyClock` gives the times: after a step back of the aggregator's clock the window goes on.
 
     Invariant: no request is served before the time that it is stamped with (the app waits for that time). Each served
     request is therefore stamped earlier than the next start, which refuses it. The invariant breaks if the aggregator's
-    clock is set back in between.
+    clock is set back before that start.
 
     Both refusals because of a clock carry the aggregator's time. A device without a clock takes over that time and
     sends the request again.

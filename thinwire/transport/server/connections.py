@@ -24,6 +24,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from thinwire.core.net import neighbourhood, tune
+from thinwire.core.types import Transfer
 from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.server.auth import Judge
 
@@ -152,6 +153,12 @@ class TrafficCounter:
         before = self._reported
         now = self._reported = self.sent_bytes, self.received_bytes, self.requests
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
+
+    def give_back(self, taken: Transfer) -> None:
+        """Count what a reply took as unreported again, because the reply was not stored."""
+        sent, received, requests = self._reported
+        sent, received = sent - (taken.sent_bytes or 0), received - (taken.received_bytes or 0)
+        self._reported = sent, received, requests - taken.requests
 
 
 @dataclass(eq=False)

@@ -93,7 +93,7 @@ class HelloRoute:
         # A run that ends after this reads the arrival of this device from the mailbox, and sends it a stop.
         ended = await asyncio.to_thread(self._roster.ended, said.open_runs) if said.open_runs else ()
         welcome = Welcome(
-            row.name, sequences, self._presence.poll_s, self._clock.wall(), version, spread_s,
+            row.name, sequences, self._presence.poll_s, self._authenticator.clock.wall(), version, spread_s,
             self._cas.certificates(), runs, ended,
         )  # fmt: skip
         await request.answer(200, pack(registration.to_bytes(welcome)))

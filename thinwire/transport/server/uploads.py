@@ -199,7 +199,8 @@ RELEASE_S = 5.0  # how long an aborted writer may take to release the upload
 class Upload:
     """An upload: a reply whose header is here, and whose parts arrive in `file`.
 
-    `received` are the header's bytes as they came. `writer` is the connection that writes a part at this moment.
+    `received` are the header's bytes as they came. `writer` is the connection that writes a part at this moment,
+    or whose reply is being committed: a second writer would cut off the header that the commit appends.
     """
 
     header: ReplyHeader
@@ -306,15 +307,14 @@ class Uploads:
             upload.writer = request.wire
             try:
                 await self._write(request, upload)
+                if done := upload.file.size == upload.header.payload_bytes:
+                    await self._whole(upload)
             except FileNotFoundError:
                 self._give_up(upload.header.update_id)
                 raise ApiError(404, "offer", "what came of this reply was removed: push its header again") from None
             finally:
                 upload.writer = None
                 upload.released.set()
-            done = upload.file.size == upload.header.payload_bytes
-            if done:
-                await self._whole(upload)
         said = f'{{"offset":{upload.file.offset(index)},"done":{str(done).lower()}}}'
         await request.answer(200, said.encode())
 
@@ -363,7 +363,7 @@ class Uploads:
                 upload.file.path.unlink()
 
     async def _release(self, upload: Upload) -> None:
-        """Abort the upload's writer, and wait until it released the upload."""
+        """Abort the upload's writer, and wait until it released the upload; raise `ApiError` 404 if that ended it."""
         try:
             async with asyncio.timeout(RELEASE_S):
                 while upload.writer is not None:  # when two wait here, the second one finds the first one writing
@@ -372,6 +372,8 @@ class Uploads:
                     await upload.released.wait()
         except TimeoutError:
             raise ApiError(409, "writer", "another connection is writing this reply") from None
+        if self._open_uploads.get(upload.header.update_id) is not upload:  # it was committed, or given up
+            raise ApiError(404, "offer", "this upload has ended: push its header again")
 
     def _named(self, device: str, found: RouteMatch) -> tuple[Upload, int]:
         names = found.names

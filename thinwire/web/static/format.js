@@ -34,7 +34,7 @@ export const share = (value) => (value === null || value === undefined ? "–" :
 
 /** What a run's or round's model is worth: where clients' values were clipped, without what they would have moved it by. */
 export const decisive = (row) => ({ ...row.metrics, ...row.clipped?.means });
-/** With Poisson sampling nothing is shown that would tell how many clients were sampled: their bytes, and what became of their updates. */
+/** With Poisson sampling nothing is shown that would tell how many clients were sampled: their bytes, and how many updates were late or dropped. */
 export const isSampled = (run) => Boolean(run.plan.privacy?.sampling_rate);
 
 /** Whether a run's versions get metrics, by its plan. */

@@ -15,7 +15,7 @@ from tests.server.test_run_notices import serves
 from tests.support.filled_store import new_run
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core import disk_reserve
-from thinwire.core.errors import DataLost, NotWritten, PlanError, Refused, TaskError, ThinwireError, Unreachable
+from thinwire.core.errors import NotWritten, PlanError, Refused, TaskError, ThinwireError, Unreachable
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
@@ -245,7 +245,7 @@ def test_a_refusal_that_could_not_be_recorded_is_recorded_at_the_next_step(
     def failing(*given: Any) -> None:
         tries.append(1)
         if len(tries) == 1:
-            raise DataLost("cannot use the database")
+            raise Unreachable("cannot use the database")
         answer(*given)
 
     if defect:

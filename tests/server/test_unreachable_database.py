@@ -82,10 +82,11 @@ def test_a_database_that_stops_answering_at_any_write_loses_nothing(tmp_path: Pa
         site.store.close()
 
 
-def test_a_command_to_end_the_service_is_answered_when_the_database_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_command_to_end_the_service_is_answered_when_the_database_answers(tmp_path: Path, committed: bool) -> None:
     site = site_of(tmp_path, 1)
     site.store.commands.add("stop-service")
-    with Outage(site, at=1).begins_at_a_write():
+    with Outage(site, at=1, committed=committed).begins_at_a_write():
         site.serve()
     assert site.store.run(site.runs[0]).status == "queued"
     assert not site.store.commands.pending(), "the next start would end at once"

@@ -25,7 +25,7 @@ class CommandQueue:
         self._commands = commands
         self._read_at = 0.0
         self._open: list[CommandRow] = []
-        self._ending = False
+        self._ending = self._is_stopping = False
         self._paused = set[str]()
 
     def _pending(self) -> list[CommandRow]:
@@ -46,7 +46,9 @@ class CommandQueue:
 
         The command is answered in the context `answering`.
         """
-        if not self._ending and (found := self.about_runs("stop-service")):
+        found = () if self._ending else self.about_runs("stop-service")
+        if found or self._is_stopping:
+            self._is_stopping = True  # an answer that raises may be written all the same
             with answering():
                 for command in found:
                     self.answer(command, {})

@@ -297,7 +297,10 @@ class Dispatcher:
         """Report the drivers that returned or raised, after all others have handled the same arrivals."""
         while self._returned:
             driver, failed = self._returned.pop(0)
-            for arrival in [*driver.fleet.unacked.values(), *driver.fleet.mailbox]:
-                if not isinstance(arrival, ClientConnected | ClientDisconnected):
-                    self._deliver(arrival)
+            arrivals = [*driver.fleet.unacked.values(), *driver.fleet.mailbox]
+            replies = [arrival for arrival in arrivals if isinstance(arrival, ReplyHeader)]
+            if replies and self._is_active(driver.run_id):  # one look for all: a silent database takes its time
+                self._kept.setdefault(driver.run_id, []).extend(replies)
+            elif replies:
+                self.fleet.ack([reply.update_id for reply in replies])
             self.ended(driver.run_id, failed)

@@ -14,6 +14,7 @@ the command out again, and completes the same run.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ from thinwire.store import START_RUN, CommandRow, Store
 from thinwire.store.device_profiles import DeviceProfiles, update_bytes, work_key, workload
 from thinwire.store.task_layouts import known_task
 
+log = logging.getLogger("thinwire.commands")
 MAX_PARAMETERS = 200_000_000  # trained float32 on 24 GiB: model, sum, one update, and a copy that is being written
 
 
@@ -196,8 +198,10 @@ class RunStarter:
                 said = f"a defect of Thinwire: {type(error).__name__}: {error}"
                 refused = ThinwireError("the run was not started", said)
                 self._store.commands.answer(command.id, refused.as_result())
-        except ThinwireError:  # the command has no answer, and the next step tries again: it may succeed by then
+        except TRANSIENT:  # the command has no answer, and the next step tries again
             self._taken.discard(command.id)
+        except ThinwireError:  # the store is damaged: the next start of the service tries again
+            log.exception("the answer to a command to start a run could not be written")
 
 
 def start(store: Store, home: AggregatorHome, command: CommandRow) -> str:

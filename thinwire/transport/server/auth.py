@@ -221,8 +221,8 @@ class ReplayGuard:
     replay. A `SteadyClock` gives the times: after a step back of the aggregator's clock the window goes on.
 
     Invariant: no request is served before the time that it is stamped with (the app waits for that time). Each served
-    request is therefore stamped earlier than the next start, which refuses it. The invariant breaks if the aggregator's
-    clock is set back before that start.
+    request is therefore stamped earlier than the next start, which refuses it. The invariant breaks if that start is at
+    an earlier time than this window had: for as long as the clock was ever ahead since this window was opened.
 
     Both refusals because of a clock carry the aggregator's time. A device without a clock takes over that time and
     sends the request again.

@@ -96,11 +96,15 @@ def test_clients_of_two_versions_are_in_one_round():
     assert np.array_equal(ours, theirs)
 
 
-def test_the_support_of_a_run_depends_on_its_identity_alone():
+def test_the_support_of_a_run_depends_on_its_seed_and_identity_alone():
     plan = PLAN.model_copy(update={"secure": SECURE.model_copy(update={"support": 0.1})})
     first, second, other = (lattice_of(plan, 50_000, WORK, identity).walk.indices(0) for identity in ("a", "a", "b"))
     assert np.array_equal(first, second)
     assert not np.array_equal(first, other)
+    seeded = plan.model_copy(update={"run": PLAN.run.model_copy(update={"seed": 1})})
+    assert not np.array_equal(first, lattice_of(seeded, 50_000, WORK, "a").walk.indices(0)), (
+        "simulations have no identity"
+    )
 
 
 def test_the_holders_of_a_complete_graph_take_no_quadratic_memory():

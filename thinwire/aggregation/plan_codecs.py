@@ -94,11 +94,11 @@ def _encoder(spec: str, kind: Feedback, velocity: float, masked: bool, layout: L
 def lattice_of(plan: RunPlan, size: int, work: SecureWork, identity: str) -> Lattice:
     """Return the lattice of a secure round over `size` parameters; `identity` is that of the run.
 
-    The identity alone fixes the order in which the support visits the coordinates. ValueError if no lattice has these
-    numbers.
+    The run's seed and identity fix the order in which the support visits the coordinates. ValueError if no lattice has
+    these numbers.
     """
     secure, block = plan.secure, rotation_block(plan.secure)
-    words = hashlib.sha256(f"thinwire support {identity}".encode()).digest()
+    words = hashlib.sha256(f"thinwire support {plan.run.seed} {identity}".encode()).digest()
     key = Key(*struct.unpack("<QQ", words[:16]))
     if plan.privacy.mode == "distributed":
         from thinwire.privacy.noise_plan import noise_plan  # other runs need no accountant

@@ -334,7 +334,7 @@ def own(path: Path, is_new: bool = True) -> Iterator[None]:
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}") if is_new else path
     with lock_file(draft) as descriptor:
-        write_about(descriptor, _machine())
+        write_about(descriptor, _machine(path))
         os.replace(draft, path)
         yield
         path.unlink(missing_ok=True)
@@ -344,19 +344,19 @@ def dead_owner(path: Path) -> str | None:
     """Return the process that made this lock file and has died, in words; None if it lives or its death is not certain.
 
     It is not certain without a file, or if the process ran on another machine, whose locks may not be visible here. The
-    containers of a machine have their own hosts, but one kernel, and with it one boot id and the same locks.
+    containers of a machine have their own hosts, but one kernel, which sees the locks of a file system that they share.
     """
     about = _read(path)
-    if not any(about.get(key) == name for key, name in _machine().items()) or holder(path) is not None:
+    if not any(about.get(key) == name for key, name in _machine(path).items()) or holder(path) is not None:
         return None
     return f"process {about.get('pid')}"
 
 
-def _machine() -> dict[str, str]:
-    """Return the names of this machine: its host, and the boot id of its kernel where it is Linux."""
+def _machine(path: Path) -> dict[str, str]:
+    """Return the names of this machine: its host, and on Linux the boot id with the number of the file system."""
     found = {"host": socket.gethostname()}
     with contextlib.suppress(OSError):
-        found["boot"] = BOOT_ID.read_text().strip()
+        found["boot"] = f"{BOOT_ID.read_text().strip()} {path.parent.stat().st_dev}"
     return found
 
 
